@@ -1,0 +1,44 @@
+# Two commands do all set-up on a fresh Debian or Ubuntu machine with make and Python 3.10 or newer:
+#   make demo    the main job, told as a story, on simulated GPUs
+#   make test    the tests
+# Nothing is installed outside .venv, but for Debian's python3-venv where it is missing and this runs as root.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := PYTHON=$(PYTHON) .ci/venv $(VENV)
+# Arguments for pytest, as in: make test T='tests/test_sizes.py -k decimals'
+T ?=
+
+.PHONY: help demo test lint bench clean
+
+help:
+	@sed -n 's/^#   make/make/p' Makefile
+	@echo 'make lint    ruff, mypy, import-linter'
+	@echo 'make bench   the benchmarks whose figures stand in docs/'
+	@echo 'make clean   remove what these made'
+
+demo: $(VENV)/.has-demo
+	@$(BIN)/gres-mig demo
+
+# With GRES_MIG_CI=1 a skipped test fails (tests/no_skips.py); otherwise pytest names what it skipped at its end.
+test: lint
+	@$(BIN)/python -m pytest -p tests.no_skips $(T)
+
+lint: $(VENV)/.has-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: $(VENV)/.has-bench
+	$(BIN)/python bench/placement.py
+	$(BIN)/python bench/latency.py
+
+# One stamp for each set of packages: a second run installs nothing until pyproject.toml changes.
+$(VENV)/.has-%: pyproject.toml .ci/venv
+	@$(INSTALL) $*
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,137 @@
+"""Writes config.toml: every key with what it means, those that say nothing new commented out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gres_mig import config
+from gres_mig.errors import ConfigError
+from gres_mig.models import Gpu, Settings
+from gres_mig.values import replace
+
+_HEADER = """\
+# gres-mig: what this node may do with its GPUs. Every key is explained in docs/config.md.
+# A change is in force for whatever starts after it; nothing has to be restarted.
+"""
+
+_GPUS = """\
+# The GPUs that gres-mig may change, by UUID or PCI address, or "*" for all.
+# None of the others ever sees a call that changes something."""
+
+_KEYS = {
+    "placement": ("placement", 'Where an instance goes: "least-damage", "spread" or "binpack".'),
+    "compute": ("compute", 'Among profiles of the same memory and slices: the one with the "most" or "least" compute.'),
+    "upsize": ("upsize", "Whether a larger profile may serve when no exact one has a place on any GPU."),
+    "reserve": ("reserve_mib", 'Memory of each managed GPU that is never given out: MiB, or "2G".'),
+    "mig_at_boot": ("mig_at_boot", "Whether the boot unit turns MIG on for managed idle GPUs."),
+    "bare": ("bare", 'An instance that a crash left half made: "destroy" or "quarantine" it.'),
+    "bare_grace": ("bare_grace_s", "Seconds over which it has to be seen half made before that."),
+    "hardware_timeout": ("hardware_timeout_s", "Seconds after which a GPU whose driver does not answer is fenced."),
+    "lock_wait": ("lock_wait_s", "Seconds to wait for a GPU on which others are making or destroying instances."),
+    "in_use_wait": ("in_use_wait_s", "Seconds to try again when the driver says that an instance is still in use."),
+}
+_PROFILES = """\
+# The profiles that may be made, by GPU model; a model that is not listed allows every plain one."""
+
+
+def render(settings: Settings, gpus: Sequence[Gpu] = ()) -> str:
+    """The config.toml that means `settings`; `gpus`, the node's own, are named in comments."""
+    usual = config.defaults(settings.config_path)
+    if settings.simulator:
+        usual = config.defaults(node=settings.simulator)
+    blocks = [_HEADER]
+    if settings.simulator:
+        beside = os.path.dirname(settings.config_path) == settings.simulator
+        folder = "." if beside else settings.simulator
+        blocks.append(f"# The GPUs are simulated; their hardware is in this folder.\nsimulator = {_toml(folder)}\n")
+    blocks.append("\n".join([_GPUS, *_managed(settings.managed, gpus), ""]))
+    for key, (name, meaning) in _KEYS.items():
+        value = getattr(settings, name)
+        off = "# " if value == getattr(usual, name) else ""
+        blocks.append(f"# {meaning}\n{off}{key} = {_toml(str(value) if key == 'reserve' else value)}\n")
+    off = "# " if settings.state_dir == usual.state_dir else ""
+    blocks.append(f"# Where the node's records are kept.\n{off}state_dir = {_toml(settings.state_dir)}\n")
+    blocks.append("\n".join([_PROFILES, *_allowed(settings, gpus), ""]))
+    return "\n".join(blocks)
+
+
+def write(settings: Settings, gpus: Sequence[Gpu] = ()) -> None:
+    """Replace `settings.config_path` by what `render` gives, readable to all, writable to its owner."""
+    file = settings.config_path
+    folder = os.path.dirname(file)
+    temporary = f"{file}.{os.getpid()}"
+    try:
+        os.makedirs(folder, 0o755, exist_ok=True)
+        with open(temporary, "w", encoding="utf-8") as stream:
+            os.fchmod(stream.fileno(), 0o644)
+            stream.write(render(settings, gpus))
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ConfigError(f"writing {file}: {error.strerror}") from error
+
+
+def write_node_config(folder: Path | str, managed: Sequence[str] = ("*",), gpus: Sequence[Gpu] = ()) -> Settings:
+    """Make `folder` a simulated node's: its config.toml and the folders of its locks and records."""
+    settings = replace(config.defaults(node=folder), managed=tuple(managed))
+    write(settings, gpus)
+    try:
+        os.makedirs(settings.run_dir, 0o755, exist_ok=True)
+        os.makedirs(settings.state_dir, 0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"making {error.filename}: {error.strerror}") from error
+    return settings
+
+
+def _managed(managed: tuple[str, ...], gpus: Sequence[Gpu]) -> Iterator[str]:
+    if managed == ("*",):
+        yield 'gpus = "*"'
+        yield from (f"#   {gpu.uuid}  {_described(gpu)}" for gpu in gpus)
+        return
+    yield "gpus = ["
+    for gpu in gpus:
+        listed = [entry for entry in (gpu.uuid, gpu.pci_bus_id.lower()) if entry in managed]
+        for entry in listed:
+            yield f"    {_toml(entry)},  # {_described(gpu)}"
+        if not listed:
+            yield f"    # {_toml(gpu.uuid)},  # {_described(gpu)}"
+    known = {gpu.uuid for gpu in gpus} | {gpu.pci_bus_id.lower() for gpu in gpus}
+    for entry in managed:
+        if entry not in known:
+            yield f"    {_toml(entry)},"
+    yield "]"
+
+
+def _described(gpu: Gpu) -> str:
+    return f"GPU {gpu.index}, {_printable(gpu.model)}"
+
+
+def _allowed(settings: Settings, gpus: Sequence[Gpu]) -> Iterator[str]:
+    allowed = settings.allowed
+    if not allowed:
+        menus = {gpu.model: tuple(p.name for p in gpu.profiles if not p.variant) for gpu in gpus if gpu.profiles}
+        allowed = menus or {"NVIDIA A30": ("1g.6gb", "2g.12gb")}
+    off = "" if settings.allowed else "# "
+    yield f"{off}[profiles]"
+    for model, names in allowed.items():
+        yield f"{off}{_toml(model)} = [{', '.join(_toml(name) for name in names)}]"
+
+
+def _toml(value: str | bool | float) -> str:
+    """A TOML value; JSON's strings are TOML's but for DEL, which TOML wants escaped."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def _printable(text: str) -> str:
+    return "".join(c for c in text if c.isprintable())
