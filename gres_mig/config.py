@@ -25,14 +25,14 @@ CONFIG_PATH = "/etc/gres-mig/config.toml"
 STATE_DIR = "/var/lib/gres-mig"
 RUN_DIR = "/run/gres-mig"
 
-_CACHE = "config.json"
 _MAX_BYTES = 1 << 16
 
 
-def load(path: Path | str | None = None, *, node: Path | str | None = None) -> Settings:
+def load(path: Path | str | None = None, *, node: Path | str | None = None, name: str = "") -> Settings:
     """The settings in `path`, or of the simulated node in the folder `node`, or of this machine.
 
     A machine without /etc/gres-mig/config.toml manages no GPU; a file that was asked for has to be there.
+    `name` is which of several Slurm nodes on this machine is meant, where the file has `[node.NAME]` sections.
     """
     settings = defaults(path, node=node)
     file = settings.config_path
@@ -45,13 +45,15 @@ def load(path: Path | str | None = None, *, node: Path | str | None = None) -> S
         if path is not None:
             raise ConfigError(f"reading {file}: there is no such file") from error
         return settings
-    key = [__version__, file, settings.simulator, text]
-    kept = _kept(settings.run_dir, key)
+    key = [__version__, file, settings.simulator, name, text]
+    # One for each name: nodes that share a machine would otherwise undo each other's at every job.
+    cache = f"config.{_plain(name)}.json" if name else "config.json"
+    kept = _kept(settings.run_dir, cache, key)
     if kept is None:
         from gres_mig import config_schema
 
-        kept = config_schema.validate(text, settings)
-        _keep(settings.run_dir, key, kept, mode)
+        kept = config_schema.validate(text, settings, name)
+        _keep(settings.run_dir, cache, key, kept, mode)
     return kept
 
 
@@ -125,7 +127,13 @@ def _shell_word(path: str) -> str:
     return shlex.quote(path)
 
 
-def _kept(run_dir: str, key: list[str]) -> Settings | None:
+def _plain(name: str) -> str:
+    if len(name) > 64 or not name.isascii() or not name.translate({ord(c): None for c in "._-"}).isalnum():
+        raise ConfigError(f"{name!r} is no name of a Slurm node")
+    return name
+
+
+def _kept(run_dir: str, cache: str, key: list[str]) -> Settings | None:
     """What was kept under exactly this key, if nobody but root and the caller can have put it there."""
     try:
         folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -134,7 +142,7 @@ def _kept(run_dir: str, key: list[str]) -> Settings | None:
     try:
         if not _trusted(folder):
             return None
-        descriptor = os.open(_CACHE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        descriptor = os.open(cache, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
         with open(descriptor, "rb") as stream:
             if not _trusted(descriptor):
                 return None
@@ -160,10 +168,10 @@ def _from_json(values: dict[str, Any]) -> Settings:
     return Settings(managed=managed, allowed=allowed, **values)
 
 
-def _keep(run_dir: str, key: list[str], settings: Settings, mode: int) -> None:
+def _keep(run_dir: str, cache: str, key: list[str], settings: Settings, mode: int) -> None:
     """Keep the result for the next process; where that cannot be done, the next one validates again."""
     content = json.dumps({"key": key, "settings": fields_of(settings)}).encode()
-    temporary = f".{_CACHE}.{os.getpid()}"
+    temporary = f".{cache}.{os.getpid()}"
     with suppress(OSError):
         folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -176,6 +184,6 @@ def _keep(run_dir: str, key: list[str], settings: Settings, mode: int) -> None:
                 os.fchmod(descriptor, mode & 0o644)
                 stream.write(content)
             # Not synced: half a file after a power cut is no JSON, and is validated again.
-            os.replace(temporary, _CACHE, src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(temporary, cache, src_dir_fd=folder, dst_dir_fd=folder)
         finally:
             os.close(folder)

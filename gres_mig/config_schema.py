@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, get_args
 
@@ -136,20 +136,86 @@ class _Config(BaseModel):
     hardware_timeout: Annotated[float, _seconds(0.1, 600)] = Settings.hardware_timeout_s
     lock_wait: Annotated[float, _seconds(0, 600)] = Settings.lock_wait_s
     in_use_wait: Annotated[float, _seconds(0, 60)] = Settings.in_use_wait_s
+    aged: Annotated[float, _seconds(0, 604800)] = Settings.aged_s
     state_dir: Annotated[str, BeforeValidator(_folder)] = ""
     simulator: Annotated[str, BeforeValidator(_folder)] = ""
 
 
+class _Section(_Config):
+    """The keys of a `[node.NAME]` table: those of the file, and what no two nodes of one machine may share."""
+
+    run_dir: Annotated[str, BeforeValidator(_folder)] = ""
+
+
 KEYS = tuple(_Config.model_fields)
+SECTION_KEYS = tuple(_Section.model_fields)
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def validate(text: str, defaults: Settings) -> Settings:
-    """`defaults`, changed as the text of the file `defaults.config_path` says."""
+def validate(text: str, defaults: Settings, name: str = "") -> Settings:
+    """`defaults`, changed as the text of the file `defaults.config_path` says, in it the section of that name."""
     file = defaults.config_path
+    parsed = _parsed(text, file)
+    tables = parsed.pop("node", {})
+    complaints: list[_Complaint] = []
+    above = _checked(_Config, parsed, (), complaints)
+    below = {each: _checked(_Section, table, ("node", each), complaints) for each, table in _named(tables, complaints)}
+    if below and defaults.simulator:
+        complaints.append(_Complaint(("node",), "sections", "none in the file of a simulated node"))
+    if complaints:
+        raise _first(complaints, text, file)
+    if not below:
+        return _settings(_Section.model_construct(**above), text, defaults)
+    nodes = {
+        each: _settings(_Section.model_construct(**{**above, **keys}), text, defaults) for each, keys in below.items()
+    }
+    if shared := list(_shared(nodes)):
+        raise _first(shared, text, file)
+    if name not in nodes:
+        reason = f"there is no [node.{name}]" if name else "no node was named"
+        raise ConfigError(f"{file}: {reason}; it is for the nodes {', '.join(nodes)}")
+    return nodes[name]
+
+
+def _checked(
+    kind: type[_Config], table: dict[str, Any], path: tuple[str, ...], complaints: list[_Complaint]
+) -> dict[str, Any]:
+    """What a table sets, read; what is wrong with it goes to the complaints."""
     try:
-        config = _Config.model_validate(_parsed(text, file))
+        config = kind.model_validate(table)
     except ValidationError as error:
-        raise _first([_explain(details) for details in error.errors()], text, file) from error
+        complaints += [_explain(details, kind, path) for details in error.errors()]
+        return {}
+    return {key: getattr(config, key) for key in config.model_fields_set}
+
+
+def _named(tables: object, complaints: list[_Complaint]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The sections by the name of their node."""
+    accepted = "a table for each node, [node.NAME], under its NodeName in slurm.conf"
+    if not isinstance(tables, dict):
+        complaints.append(_Complaint(("node",), _toml(tables), accepted))
+        return
+    for name, table in tables.items():
+        if isinstance(table, dict) and _NODE_NAME.fullmatch(name):
+            yield name, table
+        else:
+            found = _toml(table) if _NODE_NAME.fullmatch(name) else f"the name {_toml(name)}"
+            complaints.append(_Complaint(("node", name), found, accepted))
+
+
+def _shared(nodes: Mapping[str, Settings]) -> Iterator[_Complaint]:
+    """Two nodes with the same records would take each other's instances for their own."""
+    first: dict[str, str] = {}
+    for name, settings in nodes.items():
+        for key in ("state_dir", "run_dir"):
+            folder = getattr(settings, key)
+            if first.setdefault(folder, name) != name:
+                accepted = "a state_dir and a run_dir, or a simulator, of its own"
+                yield _Complaint(("node", name), f"the {key} of node {first[folder]}", accepted)
+
+
+def _settings(config: _Section, text: str, defaults: Settings) -> Settings:
+    file = defaults.config_path
     settings = replace(
         defaults,
         managed=config.gpus,
@@ -164,6 +230,7 @@ def validate(text: str, defaults: Settings) -> Settings:
         hardware_timeout_s=config.hardware_timeout,
         lock_wait_s=config.lock_wait,
         in_use_wait_s=config.in_use_wait,
+        aged_s=config.aged,
     )
     beside = os.path.dirname(file)
     if config.simulator:
@@ -174,8 +241,9 @@ def validate(text: str, defaults: Settings) -> Settings:
         elif os.path.realpath(folder) != os.path.realpath(defaults.simulator):
             accepted = 'in the file of a simulated node, "." or no such key'
             raise _first([_Complaint(("simulator",), _toml(config.simulator), accepted)], text, file)
-    if config.state_dir:
-        settings = replace(settings, state_dir=os.path.abspath(os.path.join(beside, config.state_dir)))
+    for key in ("state_dir", "run_dir"):
+        if folder := getattr(config, key):
+            settings = replace(settings, **{key: os.path.abspath(os.path.join(beside, folder))})
     return settings
 
 
@@ -204,19 +272,21 @@ def _first(complaints: Sequence[_Complaint], text: str, file: str) -> ConfigErro
     return ConfigError(message, hint=complaint.hint)
 
 
-def _explain(details: ErrorDetails) -> _Complaint:
+def _explain(details: ErrorDetails, kind: type[_Config], table: tuple[str, ...]) -> _Complaint:
     key = str(details["loc"][0])
+    path = (*table, key)
     refused = details.get("ctx", {}).get("error")
     if isinstance(refused, _Refused):
-        path = (key, *refused.path)
+        path += refused.path
         return _Complaint(path, _toml(refused.found), refused.accepted, refused.hint, _written(refused.found))
-    field = _Config.model_fields.get(key)
+    field = kind.model_fields.get(key)
     if field is None:
-        return _Complaint((key,), "an unknown key", ", ".join(KEYS), _did_you_mean(key, KEYS, str))
+        keys = tuple(kind.model_fields)
+        return _Complaint(path, "an unknown key", ", ".join(keys), _did_you_mean(key, keys, str))
     found = details["input"]
     choices = get_args(field.annotation)
     accepted = field.description or " or ".join(_toml(choice) for choice in choices)
-    return _Complaint((key,), _toml(found), accepted, _did_you_mean(found, choices, _toml))
+    return _Complaint(path, _toml(found), accepted, _did_you_mean(found, choices, _toml))
 
 
 def _written(value: object) -> str:

@@ -32,6 +32,7 @@ _KEYS = {
     "hardware_timeout": ("hardware_timeout_s", "Seconds after which a GPU whose driver does not answer is fenced."),
     "lock_wait": ("lock_wait_s", "Seconds to wait for a GPU on which others are making or destroying instances."),
     "in_use_wait": ("in_use_wait_s", "Seconds to try again when the driver says that an instance is still in use."),
+    "aged": ("aged_s", "Seconds that a job waits for a place before one is kept free for it."),
 }
 _PROFILES = """\
 # The profiles that may be made, by GPU model; a model that is not listed allows every plain one."""

@@ -320,6 +320,8 @@ class Settings(Value):
     in_use_wait_s: float = 2.0
     young_s: float = 10.0
     """Records younger than this count as alive."""
+    aged_s: float = 300.0
+    """A request that has waited longer than this for a place has one kept free for it."""
 
     def manages(self, gpu: Gpu) -> bool:
         """Whether mutating calls may reach this GPU."""

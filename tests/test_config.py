@@ -38,13 +38,13 @@ def gpu(uuid: str = UUID, index: int = 0, pci: str = "00000000:41:00.0", model: 
     return Gpu(uuid, index, index, pci, model, 24576, True, True, profiles)
 
 
-def validated(text: str) -> Settings:
-    return config_schema.validate(text, DEFAULTS)
+def validated(text: str, name: str = "") -> Settings:
+    return config_schema.validate(text, DEFAULTS, name)
 
 
-def refusal(text: str) -> str:
+def refusal(text: str, name: str = "") -> str:
     with pytest.raises(ConfigError) as caught:
-        validated(text)
+        validated(text, name)
     assert caught.value.fault is Fault.NODE
     return str(caught.value)
 
@@ -311,7 +311,7 @@ def test_the_line_named_is_that_of_the_key_whatever_stands_around_it(
     assert line.startswith(f"{FILE}:{before.count(chr(10)) + 1}: upsize: found 1;")
 
 
-keys = st.sampled_from([*config_schema.KEYS, "gpu", "a.b", '"c d"', "profiles.A30"])
+keys = st.sampled_from([*config_schema.KEYS, "gpu", "a.b", '"c d"', "profiles.A30", "node", "node.n1.upsize"])
 values = st.sampled_from(
     [
         "1",
@@ -345,6 +345,118 @@ def test_any_text_is_settings_or_refused_in_one_line(text: str) -> None:
         answer = str(error)
 
     assert answer == FILE or re.fullmatch(rf"{FILE}(:\d+)?: .+", answer)
+
+
+# Sections of nodes that share a machine
+
+NODES = """
+gpus = "*"
+lock_wait = 10
+[node.n1]
+simulator = "n1"
+[node.n2]
+simulator = "n2"
+lock_wait = 60
+[node.n2.profiles]
+A30 = ["1g.6gb"]
+[node.n3]
+gpus = []
+state_dir = "/srv/n3"
+run_dir = "n3/run"
+"""
+
+
+def test_a_section_takes_the_place_of_what_stands_above_and_leaves_the_rest() -> None:
+    n1, n2, n3 = (validated(NODES, name) for name in ("n1", "n2", "n3"))
+
+    assert (n1.lock_wait_s, n2.lock_wait_s, n3.lock_wait_s) == (10, 60, 10)
+    assert (n1.allowed, n2.allowed) == ({}, {"A30": ("1g.6gb",)})
+    assert (n1.managed, n2.managed, n3.managed) == (("*",), ("*",), ())
+
+
+def test_each_section_has_records_and_locks_of_its_own() -> None:
+    n1, n2, n3 = (validated(NODES, name) for name in ("n1", "n2", "n3"))
+
+    assert (n1.simulator, n1.state_dir, n1.run_dir) == ("/etc/gres-mig/n1", "/etc/gres-mig/n1/state", n1.run_dir)
+    assert (n2.simulator, n2.run_dir) == ("/etc/gres-mig/n2", "/etc/gres-mig/n2/run")
+    assert (n3.simulator, n3.state_dir, n3.run_dir) == ("", "/srv/n3", "/etc/gres-mig/n3/run")
+
+
+def test_a_file_without_sections_is_meant_for_every_name() -> None:
+    assert validated("lock_wait = 7", "n1") == validated("lock_wait = 7", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("n4", "there is no [node.n4]; it is for the nodes n1, n2, n3"),
+        ("N1", "there is no [node.N1]; it is for the nodes n1, n2, n3"),
+        ("", "no node was named; it is for the nodes n1, n2, n3"),
+    ],
+)
+def test_a_node_that_has_no_section_is_refused_in_one_line(name: str, line: str) -> None:
+    assert refusal(NODES, name) == f"{FILE}: {line}"
+
+
+@pytest.mark.parametrize("name", ["../n1", "n1/", "n 1", "n1\n", "é", "." * 3, "n" * 65])
+def test_what_cannot_be_a_name_of_a_node_is_refused(machine: Path, name: str) -> None:
+    written(machine / "etc" / "config.toml", NODES)
+
+    with pytest.raises(ConfigError, match="is no name of a Slurm node"):
+        config.load(name=name)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("node = 1", "1: node: found 1; accepted: a table for each node, [node.NAME], …"),
+        ("[[node]]\na = 1", "1: node: found a list; accepted: a table for each node, …"),
+        ("[node]\nn1 = 1", "2: node.n1: found 1; accepted: a table for each node, …"),
+        ('[node."n 1"]\nupsize = true', '1: node."n 1": found the name "n 1"; accepted: …'),
+        ('[node.n1]\nplacement = "x"', '2: node.n1.placement: found "x"; accepted: "least-damage" or …'),
+        ('[node.n1.profiles]\nA30 = "x"', '2: node.n1.profiles.A30: found "x"; accepted: a list of …'),
+        ("[node.n1]\nrundir = 1", "2: node.n1.rundir: found an unknown key; …; did you mean run_dir?"),
+        ("[node.n1.node.n2]\na = 1", "1: node.n1.node: found an unknown key; …"),
+        ('run_dir = "/run"', "1: run_dir: found an unknown key; …"),
+        ('upsize = 1\n[node.n1]\nplacement = "x"', "1: upsize: found 1; …"),
+        ("[node.n1]\n[node.n2]", "2: node.n2: found the state_dir of node n1; accepted: … of its own"),
+        (
+            '[node.n1]\nstate_dir = "1"\n[node.n2]\nstate_dir = "2"',
+            "3: node.n2: found the run_dir of node n1; accepted: … of its own",
+        ),
+    ],
+)
+def test_a_mistake_in_a_section_is_answered_by_its_line_whichever_node_reads_it(text: str, line: str) -> None:
+    expected = ".*".join(re.escape(part) for part in f"{FILE}:{line}".split("…"))
+
+    assert re.fullmatch(expected, refusal(text, "n1"))
+    assert refusal(text, "n1") == refusal(text, "n9")
+
+
+def test_the_file_of_a_simulated_node_has_no_sections(node: Path) -> None:
+    written(node / "config.toml", '[node.n1]\nstate_dir = "a"\n')
+
+    with pytest.raises(ConfigError, match=r"config\.toml:1: node: found sections; accepted: none in the file of a sim"):
+        config.load(node=node, name="n1")
+
+
+def test_each_name_has_its_own_settings_kept(machine: Path) -> None:
+    written(machine / "etc" / "config.toml", NODES)
+    first = [config.load(name=name) for name in ("n1", "n2")]
+
+    second = [config.load(name=name) for name in ("n1", "n2")]
+
+    assert [settings.simulator.rpartition("/")[2] for settings in second] == ["n1", "n2"]
+    assert second == first
+    assert {entry.name for entry in (machine / "run").iterdir()} == {"config.n1.json", "config.n2.json"}
+
+
+def test_what_was_kept_for_one_name_is_not_used_for_another(machine: Path) -> None:
+    written(machine / "etc" / "config.toml", NODES)
+    config.load(name="n1")
+    (machine / "run" / "config.n1.json").rename(machine / "run" / "config.n2.json")
+
+    assert config.load(name="n2").lock_wait_s == 60
 
 
 # Whom a file is trusted from
@@ -648,8 +760,8 @@ def manual() -> str:
 def test_every_example_of_the_manual_is_accepted() -> None:
     examples = re.findall(r"^```toml\n(.*?)^```", manual(), re.MULTILINE | re.DOTALL)
 
-    assert len(examples) == 3
-    assert [validated(example) != DEFAULTS for example in examples] == [True] * 3
+    assert len(examples) == 4
+    assert [validated(e, "n2" if "[node.n2]" in e else "") != DEFAULTS for e in examples] == [True] * 4
 
 
 def test_the_manual_has_every_key_with_its_default() -> None:

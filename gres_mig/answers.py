@@ -1,0 +1,123 @@
+"""What the commands say, as text and as JSON; the schema is in docs/json.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from gres_mig.errors import GresMigError, NotPermitted
+from gres_mig.sizes import format_mib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from gres_mig.models import Allocation, Settings
+    from gres_mig.settle import Outcome
+
+SCHEMA = 1
+
+_SAID = {
+    "released": "released",
+    "gone": "nothing of it was left",
+    "foreign": "what is there is not its instance any more and was left alone",
+    "stuck": "in use; recorded, tried again later",
+    "waiting": "to be settled by the next reconcile",
+    "lost": "lost",
+}
+
+
+def emit(value: dict[str, Any], text: str, *, as_json: bool) -> None:
+    """Print the result, as one JSON object or as text."""
+    print(json.dumps({"schema": SCHEMA, **value}) if as_json else text)
+
+
+def fail(error: GresMigError, *, as_json: bool) -> NoReturn:
+    """Print an error and end with its exit code: 2 request, 3 capacity, 4 node."""
+    if as_json:
+        plain = {
+            "fault": error.fault.value,
+            "code": error.code,
+            "message": error.message,
+            "hint": error.hint,
+            "blockers": list(error.blockers),
+        }
+        print(json.dumps({"schema": SCHEMA, "error": plain}))
+    print(f"gres-mig: {error}", file=sys.stderr)
+    sys.exit(error.fault.exit_code)
+
+
+def for_root(settings: Settings, command: str) -> Settings:
+    """The settings, if the caller may change this node; a simulated node is its maker's own."""
+    if settings.simulator:
+        if not os.access(settings.simulator, os.W_OK):
+            raise NotPermitted(f"{command}: {settings.simulator} is not yours to change")
+    elif os.geteuid() != 0:
+        raise NotPermitted(f"{command} needs root on this node", hint="see what is free with: gres-mig status")
+    return settings
+
+
+def environment(allocation: Allocation) -> dict[str, str]:
+    """What the owner's processes are told: one instance, by UUID, never an index."""
+    return {
+        "CUDA_VISIBLE_DEVICES": allocation.mig_uuid,
+        "NVIDIA_VISIBLE_DEVICES": allocation.mig_uuid,
+        "GRES_MIG_UUID": allocation.mig_uuid,
+        "GRES_MIG_GPU_UUID": allocation.gpu_uuid,
+        "GRES_MIG_PROFILE": allocation.profile_name,
+        "GRES_MIG_MEMORY_MIB": str(allocation.memory_mib),
+        "GRES_MIG_REQUESTED": allocation.request.profile or str(allocation.request.memory_mib),
+        "GRES_MIG_ISOLATION": allocation.isolation,
+    }
+
+
+def plain_allocation(allocation: Allocation, *, created: bool) -> dict[str, Any]:
+    """An allocation as JSON shows it; `created` is false where the owner had it already."""
+    return {
+        "owner": str(allocation.owner),
+        "requested_mib": allocation.request.memory_mib or None,
+        "requested_profile": allocation.request.profile or None,
+        "profile": {
+            "id": allocation.profile_id,
+            "name": allocation.profile_name,
+            "memory_mib": allocation.memory_mib,
+        },
+        "placement": {"start": allocation.placement.start, "size": allocation.placement.size},
+        "gpu_uuid": allocation.gpu_uuid,
+        "gi_id": allocation.gi_id,
+        "ci_id": allocation.ci_id,
+        "mig_uuid": allocation.mig_uuid,
+        "isolation": allocation.isolation,
+        "boot_id": allocation.boot_id,
+        "created": created,
+    }
+
+
+def describe(allocation: Allocation) -> str:
+    """`manual:alice has 1g.24gb (24,192 MiB) for 8,000 MiB: MIG-… at 0:3 of GPU-…, isolation=env`."""
+    return (
+        f"{allocation.owner} has {allocation.profile_name} ({format_mib(allocation.memory_mib)}) for "
+        f"{allocation.request}: {allocation.mig_uuid} at {allocation.placement} of {allocation.gpu_uuid}, "
+        f"isolation={allocation.isolation}"
+    )
+
+
+def emit_outcomes(outcomes: tuple[Outcome, ...], nothing: str, *, as_json: bool) -> None:
+    """Print what became of each record, or `nothing`."""
+    lines = [
+        f"{o.record.owner}: {o.record.profile_name} at {o.record.placement} of {o.record.gpu_uuid}: "
+        f"{_SAID[o.verdict]}" + (f" ({o.reason})" if o.reason else "")
+        for o in outcomes
+    ]
+    plain = [
+        {
+            "owner": str(o.record.owner),
+            "gpu_uuid": o.record.gpu_uuid,
+            "profile": o.record.profile_name,
+            "verdict": o.verdict,
+            "reason": o.reason,
+        }
+        for o in outcomes
+    ]
+    emit({"reclaimed": plain}, "\n".join(lines) or nothing, as_json=as_json)

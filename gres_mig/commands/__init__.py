@@ -1,0 +1,1 @@
+"""The commands of `gres-mig`, a module each, loaded only when named."""

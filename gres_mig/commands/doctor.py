@@ -1,0 +1,156 @@
+"""`gres-mig doctor`: what is wrong with this node, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from gres_mig import config, machine
+from gres_mig.allocator import Allocator
+from gres_mig.answers import emit
+from gres_mig.cli import Node, json_option, pass_node
+from gres_mig.commands import boot_unit
+from gres_mig.commands.status import terminal
+from gres_mig.deadline import operate
+from gres_mig.doctor import Finding, driver, records, rivals
+from gres_mig.doctor import node as checks
+from gres_mig.errors import GresMigError, StateError
+from gres_mig.locks import lock_holders
+from gres_mig.look import MAY_NOT_LIST, look
+from gres_mig.models import Settings
+from gres_mig.nvml import Session
+from gres_mig.show import Paper
+from gres_mig.view import Drift, View, drift
+
+_SHOWN = {"ok": ("quiet", "ok"), "warning": ("foreign", "warning"), "problem": ("trouble", "PROBLEM")}
+
+
+@click.command()
+@json_option
+@click.pass_context
+@pass_node
+def doctor(node: Node, ctx: click.Context, as_json: bool) -> None:
+    """Check this node and say what to do next; exit 4 where there is a problem."""
+    found = list(examine(node))
+    problems, warnings = (sum(each.level == level for each in found) for level in ("problem", "warning"))
+    plain = [{"check": f.check, "level": f.level, "text": f.text, "todo": f.todo or None} for f in found]
+    paper = terminal()
+    text = paper.finish([*_lines(found, paper), f"{_number(problems, 'problem')}, {_number(warnings, 'warning')}"])
+    emit({"findings": plain, "problems": problems, "warnings": warnings}, text, as_json=as_json)
+    if problems:
+        ctx.exit(4)
+
+
+def examine(node: Node) -> Iterator[Finding]:
+    """All checks, in the order in which one thing needs the other."""
+    settings, wrong = _settings(node)
+    root = Path(settings.simulator or "/")
+    etc = root / "etc"
+    # What concerns processes and disks is this machine's, on a simulated node too.
+    own_proc = Path("/proc")
+    owner = os.stat(settings.simulator).st_uid if os.path.isdir(settings.simulator) else 0
+    state_file = os.path.join(settings.state_dir, "state.json")
+
+    yield from checks.version()
+    yield from checks.configuration(settings, wrong)
+    yield from checks.validated(settings)
+    yield from checks.permissions(settings, os.geteuid(), root)
+    yield from checks.clock(time.time(), state_file)
+    yield from checks.folder("records folder", settings.state_dir, private=True, owner=owner, proc=own_proc)
+    yield from checks.folder("run folder", settings.run_dir, private=False, owner=owner, proc=own_proc)
+    yield from records.damaged(state_file)
+    yield from driver.binding()
+    yield from _hardware(settings, root)
+    yield from checks.boot_unit(settings, etc, boot_unit.NAME)
+    managed = bool(settings.managed)
+    library = tuple(root / folder for folder in ("run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"))
+    yield from rivals.units(etc, root / "sys", managed=managed, unit_folders=library)
+    yield from rivals.processes(root / "proc", managed=managed)
+
+
+def _settings(node: Node) -> tuple[Settings, GresMigError | None]:
+    try:
+        return node.settings, None
+    except GresMigError as error:
+        return config.defaults(node.config_file, node=node.folder), error
+
+
+def _hardware(settings: Settings, root: Path) -> Iterator[Finding]:
+    try:
+        versions: tuple[str, str] | GresMigError = operate(settings, lambda allocator: _versions(settings))
+    except GresMigError as error:
+        versions = error
+    yield from driver.driver(versions, root / "proc", root / "sys")
+    try:
+        view = look(settings)
+        users = _users(settings, view)
+    except StateError as error:
+        yield Finding("records", "problem", error.message, error.hint)
+        return
+    except GresMigError as error:
+        yield Finding("look", "problem", error.message, error.hint)
+        yield from checks.locks(settings, (), Path("/proc"))
+        return
+    yield from checks.locks(settings, view.state.fences, Path("/proc"))
+    yield from records.fences(view, settings)
+    if view.owners:
+        yield from records.drifted(_drift(settings, view))
+    if isinstance(versions, GresMigError):
+        return
+    yield from checks.managed_gpus(view.gpus, settings)
+    # That this user may not list a GPU's instances says nothing of the GPU.
+    told = [gpu for gpu in view.gpus if view.owners or MAY_NOT_LIST not in gpu.trouble]
+    yield from driver.mig_mode(told, settings, users, root, root / "sys")
+    if not settings.simulator:
+        yield from driver.capability_nodes(view.gpus, settings, root)
+    yield from records.foreign(view, settings)
+
+
+def _drift(settings: Settings, view: View) -> list[Drift]:
+    found = drift(view, time.time(), machine.now_ns(), lock_holders(settings.run_dir))
+    # Of a fenced GPU it is said already that it cannot be read.
+    return [each for each in found if each.kind != "unread" or each.gpu_uuid not in view.state.fences]
+
+
+def _versions(settings: Settings) -> tuple[str, str]:
+    with Session(settings.simulator) as session:
+        return session.versions()
+
+
+def _users(settings: Settings, view: View) -> dict[str, tuple[int, ...]]:
+    """Who NVML says uses the managed GPUs whose MIG mode is to change."""
+    changing = [
+        gpu.uuid
+        for gpu in view.gpus
+        if settings.manages(gpu) and (gpu.mig_current is False or gpu.mig_current is not gpu.mig_pending)
+    ]
+
+    def users(allocator: Allocator) -> dict[str, tuple[int, ...]]:
+        found = {}
+        for uuid in changing:
+            # Through the allocator's own access: that is what the deadline watches.
+            with allocator.access.session(uuid) as (session, gpu):  # noqa: SLF001
+                found[uuid] = session.gpu_users(gpu)
+        return found
+
+    return operate(settings, users) if changing else {}
+
+
+def _lines(found: list[Finding], paper: Paper) -> Iterator[str]:
+    wide = max(len(each.check) for each in found)
+    for each in found:
+        colour, word = _SHOWN[each.level]
+        first, *rest = paper.wrap("quiet" if each.level == "ok" else "title", each.text, wide + 11)
+        yield f"{paper.paint(colour, f'{word:<7}')}  {each.check:<{wide}}  {first.lstrip()}"
+        yield from rest
+        if each.todo:
+            # In one piece, to be copied.
+            yield " " * (wide + 11) + paper.paint(colour, each.todo)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"

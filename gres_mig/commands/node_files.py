@@ -1,0 +1,143 @@
+"""What `gres-mig setup` writes: planned and compared first, so that it can be shown instead."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gres_mig import config_text
+from gres_mig.commands import boot_unit
+from gres_mig.errors import ConfigError, StateError
+from gres_mig.models import Gpu, Settings
+from gres_mig.mounts import NETWORK, file_system
+from gres_mig.values import Value
+
+
+class File(Value):
+    """A file to be written."""
+
+    path: str
+    text: str
+    before: str | None
+    """What is there now; None: nothing."""
+
+    @property
+    def state(self) -> str:
+        """`new`, `changed` or `unchanged`."""
+        return "new" if self.before is None else "unchanged" if self.before == self.text else "changed"
+
+
+class Plan(Value):
+    """All that is to be written for one node."""
+
+    settings: Settings
+    gpus: tuple[Gpu, ...]
+    configuration: File
+    unit: File
+    folder_ready: bool
+    """The folder of the records is there, and only its owner's."""
+
+    @property
+    def files(self) -> tuple[File, File]:
+        """Both files."""
+        return self.configuration, self.unit
+
+
+def plan(settings: Settings, gpus: Sequence[Gpu], options: Sequence[str]) -> Plan:
+    """What those settings take; `options` name the node on the boot unit's command line."""
+    refuse_a_network_file_system(settings.state_dir)
+    # A rehearsal on a simulated node leaves this machine's systemd alone.
+    folder = os.path.join(settings.simulator, "systemd") if settings.simulator else boot_unit.FOLDER
+    ready = os.path.isdir(settings.state_dir) and not stat.S_IMODE(os.stat(settings.state_dir).st_mode) & 0o077
+    return Plan(
+        settings,
+        tuple(gpus),
+        _file(settings.config_path, config_text.render(settings, gpus)),
+        _file(os.path.join(folder, boot_unit.NAME), boot_unit.render(options)),
+        ready,
+    )
+
+
+def write(wanted: Plan) -> str:
+    """Write it all; the path of the copy of an old configuration that is replaced, or nothing."""
+    settings, configuration, unit = wanted.settings, wanted.configuration, wanted.unit
+    kept = ""
+    try:
+        os.makedirs(settings.state_dir, 0o700, exist_ok=True)
+        os.chmod(settings.state_dir, 0o700)
+        if configuration.state == "changed":
+            kept = _copy_name(configuration.path)
+            shutil.copy2(configuration.path, kept)
+        if configuration.state != "unchanged":
+            config_text.write(settings, wanted.gpus)
+        if unit.state != "unchanged":
+            _replace(unit.path, unit.text)
+    except OSError as error:
+        raise ConfigError(f"writing {error.filename}: {error.strerror}") from error
+    return kept
+
+
+def told(wanted: Plan, kept: str, *, written: bool) -> Iterator[str]:
+    """What was written, or would be with all that is new in it."""
+    would = "" if written else "would be "
+    if not wanted.folder_ready:
+        yield f"{wanted.settings.state_dir}: {would}made, mode 0700"
+    for file in wanted.files:
+        yield f"{file.path}: " + ("unchanged" if file.state == "unchanged" else f"{would}written")
+        if file.state != "unchanged" and not written:
+            yield from (f"    {line}".rstrip() for line in _shown(file))
+    if kept:
+        yield f"{kept}: the configuration as it was"
+    elif wanted.configuration.state == "changed":
+        yield f"{wanted.configuration.path}.bak-TIME: the configuration as it is would be kept there"
+
+
+def refuse_a_network_file_system(folder: str, proc: Path = Path("/proc")) -> None:
+    """`StateError` where the folder is on a disk of other machines."""
+    kind = file_system(folder, proc)
+    if kind in NETWORK:
+        raise StateError(
+            f"{folder} is on a network file system ({kind}): a node's records belong on its own disk",
+            hint="name another folder in the configuration: state_dir",
+            code="CONFIG",
+        )
+
+
+def _file(path: str, text: str) -> File:
+    try:
+        before = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return File(path, text, None)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"reading {path}: {error}") from error
+    return File(path, text, before)
+
+
+def _shown(file: File) -> Iterator[str]:
+    lines = file.text.splitlines()
+    if file.before is None:
+        return iter(lines)
+    return difflib.unified_diff(file.before.splitlines(), lines, "as it is", "as it would be", lineterm="")
+
+
+def _copy_name(path: str) -> str:
+    name = f"{path}.bak-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    later = (f"{name}-{number}" for number in itertools.count(2))
+    return next(free for free in itertools.chain([name], later) if not os.path.lexists(free))
+
+
+def _replace(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8") as stream:
+        os.fchmod(stream.fileno(), 0o644)
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)

@@ -1,0 +1,130 @@
+"""`gres-mig setup`: shows or writes what makes this node's GPUs managed; it never changes a GPU."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from gres_mig import config
+from gres_mig.answers import emit, for_root
+from gres_mig.cli import Node, json_option, pass_node
+from gres_mig.commands import boot_unit, node_files
+from gres_mig.errors import BadRequest
+from gres_mig.models import Gpu, Settings
+from gres_mig.nvml import Session
+from gres_mig.values import replace
+
+
+@click.command()
+@click.option("--gpus", metavar="GPUS", help="GPUs to manage, UUIDs or PCI addresses with commas between, or `*`.")
+@click.option("--dry-run", is_flag=True, help="Show what would be written; that is what happens without --write.")
+@click.option("--write", is_flag=True, help="Write it.")
+@click.option("--mig-at-boot/--no-mig-at-boot", default=None, help="Whether the boot unit turns MIG on.")
+@json_option
+@pass_node
+def setup(node: Node, gpus: str | None, dry_run: bool, write: bool, mig_at_boot: bool | None, as_json: bool) -> None:
+    """Write this node's configuration and boot unit.
+
+    It lists as managed the GPUs named with --gpus, else those that are already, else all that have MIG. What an
+    existing configuration says otherwise stays, and a copy of it is kept. No GPU is changed: the commands for that
+    are printed.
+    """
+    if dry_run and write:
+        raise BadRequest("--dry-run and --write are opposites", hint="leave one of them out")
+    before = _existing(node)
+    settings = for_root(before, "setup --write") if write else before
+    with Session(settings.simulator) as driver:
+        found = driver.gpus(lambda gpu: True)
+    settings = replace(settings, managed=_managed(gpus, settings, found))
+    if mig_at_boot is not None:
+        settings = replace(settings, mig_at_boot=mig_at_boot)
+    plan = node_files.plan(settings, found, _options(node, settings))
+    kept = node_files.write(plan) if write else ""
+    again = [] if gpus is None else ["--gpus", gpus]
+    again += [] if mig_at_boot is None else ["--mig-at-boot" if mig_at_boot else "--no-mig-at-boot"]
+    steps = [] if write else [shlex.join([*_command(node), "setup", "--write", *again])]
+    steps += _next_steps(node, settings, found)
+    shown = [_plain(gpu, managed=settings.manages(gpu)) for gpu in found]
+    plain = {
+        "written": write,
+        "gpus": shown,
+        "folders": [settings.state_dir],
+        "files": [{"path": file.path, "state": file.state, "text": file.text} for file in plan.files],
+        "kept": kept or None,
+        "next": steps,
+    }
+    told = node_files.told(plan, kept, written=write)
+    text = "\n".join([*(_line(gpu) for gpu in shown), *told, *(f"next: {step}" for step in steps)])
+    emit(plain, text, as_json=as_json)
+
+
+def _existing(node: Node) -> Settings:
+    settings = config.defaults(node.config_file, node=node.folder)
+    return node.settings if os.path.lexists(settings.config_path) else settings
+
+
+def _managed(wanted: str | None, settings: Settings, found: Sequence[Gpu]) -> tuple[str, ...]:
+    if wanted == "*":
+        return ("*",)
+    if wanted is None:
+        return settings.managed or tuple(gpu.uuid for gpu in found if gpu.mig_current is not None)
+    chosen = []
+    for entry in wanted.split(","):
+        gpu = next((gpu for gpu in found if _names(entry.strip().lower(), gpu)), None)
+        if gpu is None:
+            there = ", ".join(gpu.uuid for gpu in found) or "none"
+            raise BadRequest(f"{entry.strip()!r} is no GPU of this node", hint=f"its GPUs: {there}")
+        # One that could not be read has no memory size; whether it has MIG will show when it is back.
+        if gpu.mig_current is None and gpu.memory_mib:
+            raise BadRequest(f"{gpu.uuid} ({gpu.model}) cannot be managed: {gpu.trouble}")
+        chosen.append(gpu.uuid)
+    return tuple(dict.fromkeys(chosen))
+
+
+def _names(entry: str, gpu: Gpu) -> bool:
+    # A PCI address with eight or four digits of domain, or none: 0000:41:00.0.
+    address = gpu.pci_bus_id.lower()
+    return entry in (gpu.uuid.lower(), address, address[4:], address.partition(":")[2])
+
+
+def _options(node: Node, settings: Settings) -> list[str]:
+    """How the boot unit names this node."""
+    if node.folder is not None:
+        return ["--node", settings.simulator]
+    return [] if node.config_file is None else ["--config", settings.config_path]
+
+
+def _command(node: Node) -> list[str]:
+    """How an admin names this node."""
+    named = [] if node.folder is None else ["--node", str(node.folder)]
+    return ["gres-mig", *named, *([] if node.config_file is None else ["--config", str(node.config_file)])]
+
+
+def _next_steps(node: Node, settings: Settings, found: Sequence[Gpu]) -> Iterator[str]:
+    if not settings.simulator:
+        yield f"systemctl daemon-reload && systemctl enable {boot_unit.NAME}"
+    for gpu in found:
+        if settings.manages(gpu) and gpu.mig_current is False:
+            yield shlex.join([*_command(node), "enable-mig", gpu.uuid])
+
+
+def _plain(gpu: Gpu, *, managed: bool) -> dict[str, Any]:
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "pci_bus_id": gpu.pci_bus_id,
+        "model": gpu.model,
+        "mig": gpu.mig_current,
+        "trouble": gpu.trouble,
+        "managed": managed,
+    }
+
+
+def _line(shown: dict[str, Any]) -> str:
+    said = shown["trouble"] or "MIG mode is on"
+    managed = "managed" if shown["managed"] else "not managed"
+    return f"GPU {shown['index']:<2} {shown['uuid']}  {shown['model']}: {said}, {managed}"

@@ -1,0 +1,117 @@
+"""`gres-mig status`: each GPU as a bar of its memory slices, and whether the records say what the hardware says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import click
+
+from gres_mig import machine
+from gres_mig.answers import SCHEMA
+from gres_mig.cli import Node, json_option, pass_node
+from gres_mig.errors import Fault, GresMigError, NotPermitted
+from gres_mig.locks import lock_holders
+from gres_mig.look import look, publish
+from gres_mig.models import Settings
+from gres_mig.show import Paper, draw
+from gres_mig.values import replace
+from gres_mig.view import Drift, View, drift
+from gres_mig.view_json import plain_drift, plain_view
+
+_EVERY_S = 2.0
+_ENTER, _HOME, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[H\x1b[2J", "\x1b[?25h\x1b[?1049l"
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Draw it again every 2 seconds until interrupted.")
+@click.option("--check", is_flag=True, help="Compare the records with the hardware; exit 4 where they differ.")
+@json_option
+@click.pass_context
+@pass_node
+def status(node: Node, ctx: click.Context, watch: bool, check: bool, as_json: bool) -> None:
+    """Show each GPU: who holds what, and what is free."""
+    settings = node.settings
+    if watch:
+        return _watch(lambda: _frame(settings, check, as_json)[0], screen=sys.stdout.isatty() and not as_json)
+    text, differs = _frame(settings, check, as_json, publishing=True)
+    click.echo(text)
+    if differs:
+        ctx.exit(4)
+    return None
+
+
+def terminal() -> Paper:
+    """What stdout is; colour only on a terminal, and not where NO_COLOR asks for none."""
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    unicode = (sys.stdout.encoding or "utf-8").lower().replace("-", "").startswith("utf")
+    return Paper(shutil.get_terminal_size().columns, colour, not unicode)
+
+
+def _frame(settings: Settings, check: bool, as_json: bool, *, publishing: bool = False) -> tuple[str, bool]:
+    """The text, and whether records and hardware differ."""
+    view = look(settings)
+    if check and not view.owners:
+        raise NotPermitted("status --check needs to read the records", hint="run it as root")
+    if publishing and (failed := publish(settings, view)):
+        view = replace(view, notes=(*view.notes, failed))
+    found = _drift(settings, view) if check else []
+    if as_json:
+        plain: dict[str, Any] = {"schema": SCHEMA, **plain_view(view, settings)}
+        if check:
+            plain["drift"] = [plain_drift(each) for each in found]
+        return json.dumps(plain), bool(found)
+    paper = terminal()
+    text = draw(view, settings, now=time.time(), paper=paper)
+    if check:
+        verdict = "records and hardware do not agree:" if found else "records and hardware agree"
+        text += "\n\n" + paper.finish([verdict, *(f"  {each.kind}: {each.text}" for each in found)])
+    return text, bool(found)
+
+
+def _drift(settings: Settings, view: View) -> list[Drift]:
+    busy = lock_holders(settings.run_dir)
+    return list(drift(view, time.time(), machine.now_ns(), busy))
+
+
+def _watch(frame: Callable[[], str], *, screen: bool) -> None:
+    def ended(number: int, _: FrameType | None) -> None:
+        # So that the terminal is given back as it was, also by `timeout 60 gres-mig status --watch`.
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, ended)
+    try:
+        if screen:
+            click.echo(_ENTER, nl=False)
+        while True:
+            try:
+                text = frame()
+            except GresMigError as error:
+                if error.fault is Fault.REQUEST:
+                    raise
+                # A node that fails is what one watches for.
+                text = f"gres-mig: {error}"
+            click.echo(f"{_HOME}{_cut(text)}" if screen else text, nl=not screen)
+            time.sleep(_EVERY_S)
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if screen:
+            click.echo(_LEAVE, nl=False)
+
+
+def _cut(text: str) -> str:
+    """As much as the terminal is high."""
+    high = shutil.get_terminal_size().lines - 1
+    lines = text.splitlines()
+    if len(lines) <= high:
+        return text
+    return "\n".join([*lines[: high - 1], f"… {len(lines) - high + 1} more lines"])

@@ -1,0 +1,109 @@
+"""`allocate` and `reclaim` without what the rest of the command line imports; hooks run them at every job.
+
+It knows the plain forms of the two commands only. Whatever else is there, an error too, is left to click, which
+knows the same options; tests/test_quick.py holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gres_mig import answers, config
+from gres_mig.deadline import operate
+from gres_mig.errors import BadRequest
+from gres_mig.models import Request
+from gres_mig.owners import parse_owner
+from gres_mig.sizes import parse_memory
+
+_VALUES = {
+    "": ("--node", "--config"),
+    "allocate": ("--owner", "--memory", "--profile", "--gpu"),
+    "reclaim": (),
+}
+
+
+class Arguments:
+    """What a command line names: values by option, words without one, and whether JSON is wanted."""
+
+    def __init__(self) -> None:
+        self.command = ""
+        self.values: dict[str, list[str]] = {}
+        self.words: list[str] = []
+        self.as_json = False
+
+    def last(self, option: str) -> str | None:
+        """The option's value; the last one given counts, as in click."""
+        return self.values[option][-1] if option in self.values else None
+
+
+def parse(given: Sequence[str]) -> Arguments | None:
+    """The command line, if it is a plain `allocate` or `reclaim OWNER`; None leaves it to click."""
+    arguments = Arguments()
+    rest = list(given)
+    while rest:
+        word = rest.pop(0)
+        option, equals, value = word.partition("=")
+        if option in _VALUES[arguments.command]:
+            if not equals and not rest:
+                return None
+            arguments.values.setdefault(option, []).append(value if equals else rest.pop(0))
+        elif word == "--json" and arguments.command:
+            arguments.as_json = True
+        elif word.startswith("-"):
+            return None
+        elif not arguments.command:
+            if word not in _VALUES or not word:
+                return None
+            arguments.command = word
+        else:
+            arguments.words.append(word)
+    wanted = {"allocate": 0, "reclaim": 1}.get(arguments.command)
+    return arguments if wanted == len(arguments.words) else None
+
+
+def run(arguments: Arguments) -> None:
+    """Do it; errors are the caller's to show."""
+    if arguments.command == "allocate":
+        allocate(
+            arguments.last("--node"),
+            arguments.last("--config"),
+            arguments.last("--owner"),
+            arguments.last("--memory"),
+            arguments.last("--profile"),
+            tuple(arguments.values.get("--gpu", ())),
+            as_json=arguments.as_json,
+        )
+    else:
+        (owner,) = arguments.words
+        reclaim(arguments.last("--node"), arguments.last("--config"), owner, as_json=arguments.as_json)
+
+
+def allocate(
+    node: str | None,
+    config_file: str | None,
+    owner: str | None,
+    memory: str | None,
+    profile: str | None,
+    gpus: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> None:
+    """Give an owner the smallest instance that holds what it asks for, and print it."""
+    if owner is None:
+        raise BadRequest("nobody was named to allocate for", hint="such as: --owner manual:alice")
+    if (memory is None) == (profile is None):
+        raise BadRequest("ask for a memory size or for a profile, one of the two", hint="such as: --memory 8000")
+    who = parse_owner(owner)
+    request = Request(0 if memory is None else parse_memory(memory), profile or "", gpus)
+    settings = answers.for_root(config.load(config_file, node=node), "allocate")
+    grant = operate(settings, lambda allocator: allocator.allocate(who, request))
+    text = answers.describe(grant.allocation) + ("" if grant.created else " (already)")
+    answers.emit(answers.plain_allocation(grant.allocation, created=grant.created), text, as_json=as_json)
+
+
+def reclaim(node: str | None, config_file: str | None, owner: str, *, as_json: bool) -> None:
+    """Take back what an owner has, and print what became of it."""
+    who = parse_owner(owner)
+    settings = answers.for_root(config.load(config_file, node=node), "reclaim")
+    outcomes = operate(settings, lambda allocator: allocator.reclaim(who))
+    answers.emit_outcomes(outcomes, f"{owner} holds nothing", as_json=as_json)
