@@ -31,6 +31,7 @@ _COMMANDS = {
     "unfence": "mode",
     "boot": "mode",
     "serve": "serve",
+    "slurm": "slurm",
     "simulate": "simulate",
     "demo": "demo",
 }

@@ -264,13 +264,19 @@ def _replace(path: str, data: bytes, mode: int, *, durable: bool = True) -> None
         os.unlink(temporary)
         raise
     os.close(descriptor)
-    os.replace(temporary, path)
-    if durable:
-        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if not durable:
+        os.replace(temporary, path)
+        return
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.replace(temporary, path)
         try:
             os.fsync(folder)
-        finally:
-            os.close(folder)
+        except OSError as error:
+            # Every process sees the new file already, so it counts; after a power cut, the records are void anyway.
+            log.warning("syncing the folder of %s: %s", path, error.strerror)
+    finally:
+        os.close(folder)
 
 
 def _same_file(descriptor: int, path: str) -> bool:

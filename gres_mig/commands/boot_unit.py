@@ -35,8 +35,12 @@ WantedBy=multi-user.target
 
 def render(options: Sequence[str] = ()) -> str:
     """The unit's text; `options` come before `boot` on its command line, to name a node or a configuration."""
-    words = (*_program(), *options, "boot")
-    return _UNIT.format(command=" ".join(_word(word) for word in words))
+    return _UNIT.format(command=command_line(*options, "boot"))
+
+
+def command_line(*words: str) -> str:
+    """This very gres-mig with those words, as a unit's ExecStart has it."""
+    return " ".join(_word(word) for word in (*_program(), *words))
 
 
 def _program() -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from gres_mig.models import Settings
 from gres_mig.nvml import Session
 from gres_mig.show import Paper
 from gres_mig.view import Drift, View, drift
+from gres_mig_slurm import check, conf_lines
 
 _SHOWN = {"ok": ("quiet", "ok"), "warning": ("foreign", "warning"), "problem": ("trouble", "PROBLEM")}
 
@@ -35,14 +36,18 @@ _SHOWN = {"ok": ("quiet", "ok"), "warning": ("foreign", "warning"), "problem": (
 @pass_node
 def doctor(node: Node, ctx: click.Context, as_json: bool) -> None:
     """Check this node and say what to do next; exit 4 where there is a problem."""
-    found = list(examine(node))
+    if told(list(examine(node)), as_json=as_json):
+        ctx.exit(4)
+
+
+def told(found: list[Finding], *, as_json: bool) -> int:
+    """Print what was found; how many problems there are."""
     problems, warnings = (sum(each.level == level for each in found) for level in ("problem", "warning"))
     plain = [{"check": f.check, "level": f.level, "text": f.text, "todo": f.todo or None} for f in found]
     paper = terminal()
     text = paper.finish([*_lines(found, paper), f"{_number(problems, 'problem')}, {_number(warnings, 'warning')}"])
     emit({"findings": plain, "problems": problems, "warnings": warnings}, text, as_json=as_json)
-    if problems:
-        ctx.exit(4)
+    return problems
 
 
 def examine(node: Node) -> Iterator[Finding]:
@@ -70,6 +75,7 @@ def examine(node: Node) -> Iterator[Finding]:
     library = tuple(root / folder for folder in ("run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"))
     yield from rivals.units(etc, root / "sys", managed=managed, unit_folders=library)
     yield from rivals.processes(root / "proc", managed=managed)
+    yield from _slurm(settings)
 
 
 def _settings(node: Node) -> tuple[Settings, GresMigError | None]:
@@ -110,6 +116,18 @@ def _hardware(settings: Settings, root: Path) -> Iterator[Finding]:
     yield from records.foreign(view, settings)
 
 
+def _slurm(settings: Settings) -> Iterator[Finding]:
+    """Whether Slurm is set up for migmem, on a machine that has it; a rehearsal has one only where it is named."""
+    path = conf_lines.find()
+    if not os.path.exists(path) or (settings.simulator and "SLURM_CONF" not in os.environ):
+        return
+    if "migmem" not in conf_lines.read(path).value("GresTypes").lower().split(","):
+        text = f"{path} does not count migmem"
+        yield Finding("Slurm", "warning", text, "if jobs shall ask for GPU memory, run: gres-mig slurm setup")
+        return
+    yield from check.findings(path, settings)
+
+
 def _drift(settings: Settings, view: View) -> list[Drift]:
     found = drift(view, time.time(), machine.now_ns(), lock_holders(settings.run_dir))
     # Of a fenced GPU it is said already that it cannot be read.
@@ -133,7 +151,7 @@ def _users(settings: Settings, view: View) -> dict[str, tuple[int, ...]]:
         found = {}
         for uuid in changing:
             # Through the allocator's own access: that is what the deadline watches.
-            with allocator.access.session(uuid) as (session, gpu):  # noqa: SLF001
+            with allocator.access.session(uuid) as (session, gpu):
                 found[uuid] = session.gpu_users(gpu)
         return found
 

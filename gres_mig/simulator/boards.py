@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from gres_mig.errors import BadRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _FOLDER = os.path.join(os.path.dirname(__file__), "boards")
 

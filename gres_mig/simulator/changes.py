@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
 
 from . import codes, faults, physics
 from .codes import Refused
 from .hardware import Store, alive
 from .session import answers, partitioned
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from .boards import ComputeProfile, GpuProfile
     from .schema import ComputeInstance, Gpu, GpuInstance, Hardware, Settings
 
-Made = TypeVar("Made")
+    Made = TypeVar("Made")
 
 
 def make_gpu_instance(store: Store, index: int, profile: GpuProfile, start: int | None) -> GpuInstance:

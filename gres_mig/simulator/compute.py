@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from . import changes, codes, physics
 from .boards import Board, ComputeProfile, GpuProfile
 from .codes import Refused
 from .memory import number, pointer, put, put_handle, put_handles, put_places, target, versioned
 from .session import COMPUTE_INSTANCE, GPU_INSTANCE, MIG_DEVICE, Function, Session, answers, handle
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .schema import GpuInstance
 
 _PROFILE_V2 = 0x02000088

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from . import changes, codes, physics
 from .codes import Refused
 from .memory import address, number, put, put_handle, put_text, target
 from .session import GPU, MIG_DEVICE, Device, Function, Session, answers, handle, partitioned
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .schema import ComputeInstance, Gpu
 
 _NO_INSTANCE = 0xFFFFFFFF

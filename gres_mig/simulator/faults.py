@@ -6,11 +6,11 @@ import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
 
 from . import codes
 from .hardware import Store
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .schema import Fault, Hardware
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from typing import TYPE_CHECKING
 
 from gres_mig.errors import ConfigError
 
 from . import boards
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from . import changes, codes, physics
 from .boards import KNOWN_PROFILE_IDS, Board, GpuProfile
 from .codes import Refused
 from .memory import number, pointer, put, put_handle, put_handles, put_places, put_structure, target, versioned
 from .session import GPU, GPU_INSTANCE, Function, Session, answers, handle, partitioned
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    pass
+    from typing import Any
 
 _GPU_PROFILE_V2 = 0x02000098
 _COMPUTE_PROFILE_V2 = 0x02000088

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
 
 from . import codes, compute, devices, faults, instances, memory, usage
 from .codes import Refused
 from .hardware import Store
 from .session import COMPUTE_INSTANCE, DEAD, GPU_INSTANCE, Function, Session, handle
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
     from .schema import Fault
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 from . import codes
 from .codes import Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def number(value: Any) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from . import codes
 from .codes import Refused
 from .hardware import alive
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .boards import Board, ComputeProfile, GpuProfile
     from .schema import ComputeInstance, Gpu, GpuInstance, Hardware

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 from . import codes, memory, physics
 from .codes import Refused
 from .hardware import Store
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .boards import Board
     from .schema import ComputeInstance, Gpu, GpuInstance, Hardware
 

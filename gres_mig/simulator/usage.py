@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from . import codes
 from .codes import Refused
 from .hardware import alive
 from .memory import number, put, target, versioned
 from .session import Device, Function, Session, answers
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .schema import Holder
 
 _NO_INSTANCE = 0xFFFFFFFF
