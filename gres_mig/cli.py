@@ -42,11 +42,13 @@ class Node(Value):
 
     folder: str | None
     config_file: str | None
+    name: str = ""
+    """Which `[node.NAME]` section, where the configuration has some."""
 
     @property
     def settings(self) -> Settings:
         """The node's configuration, read now."""
-        return config.load(self.config_file, node=self.folder)
+        return config.load(self.config_file, node=self.folder, name=self.name)
 
 
 class _Group(click.Group):
@@ -70,7 +72,7 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     from gres_mig.nvml import Session
 
     folder = ctx.params.get("node")
-    settings = Node(folder, ctx.params.get("config_file")).settings
+    settings = Node(folder, ctx.params.get("config_file"), ctx.params.get("name") or "").settings
     try:
         with Session(settings.simulator) as driver:
             driver_version, nvml_version = driver.versions()
@@ -84,12 +86,13 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.group(cls=_Group, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--node", metavar="DIR", is_eager=True, help="Use the simulated node in this folder.")
 @click.option("--config", "config_file", metavar="FILE", is_eager=True, help="Use this configuration.")
+@click.option("--name", metavar="NAME", default="", is_eager=True, help="Use this [node.NAME] section of it.")
 @click.option("--version", is_flag=True, expose_value=False, callback=_version, help="Show versions and exit.")
 @click.option("-v", "--verbose", is_flag=True, help="Say on stderr what was changed.")
 @click.pass_context
-def gres_mig(ctx: click.Context, node: str | None, config_file: str | None, verbose: bool) -> None:
+def gres_mig(ctx: click.Context, node: str | None, config_file: str | None, name: str, verbose: bool) -> None:
     """GPU memory on demand: the smallest MIG instance that holds a request, made for it and destroyed after it."""
-    ctx.obj = Node(node, config_file)
+    ctx.obj = Node(node, config_file, name)
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="gres-mig: %(message)s")
 
 

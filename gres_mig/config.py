@@ -28,11 +28,14 @@ RUN_DIR = "/run/gres-mig"
 _MAX_BYTES = 1 << 16
 
 
-def load(path: Path | str | None = None, *, node: Path | str | None = None, name: str = "") -> Settings:
+def load(
+    path: Path | str | None = None, *, node: Path | str | None = None, name: str = "", kept_in: str = ""
+) -> Settings:
     """The settings in `path`, or of the simulated node in the folder `node`, or of this machine.
 
     A machine without /etc/gres-mig/config.toml manages no GPU; a file that was asked for has to be there.
     `name` is which of several Slurm nodes on this machine is meant, where the file has `[node.NAME]` sections.
+    `kept_in` is where the result of validation is kept, when that is not with the locks.
     """
     settings = defaults(path, node=node)
     file = settings.config_path
@@ -48,12 +51,12 @@ def load(path: Path | str | None = None, *, node: Path | str | None = None, name
     key = [__version__, file, settings.simulator, name, text]
     # One for each name: nodes that share a machine would otherwise undo each other's at every job.
     cache = f"config.{_plain(name)}.json" if name else "config.json"
-    kept = _kept(settings.run_dir, cache, key)
+    kept = _kept(kept_in or settings.run_dir, cache, key)
     if kept is None:
         from gres_mig import config_schema
 
         kept = config_schema.validate(text, settings, name)
-        _keep(settings.run_dir, cache, key, kept, mode)
+        _keep(kept_in or settings.run_dir, cache, key, kept, mode)
     return kept
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import select
@@ -41,6 +42,8 @@ def operate(settings: Settings, operation: Callable[[Allocator], T], **hooks: An
     child = os.fork()
     if child == 0:
         os.close(reading)
+        # A caller without standard descriptors, as a daemon may be, has got the pipe at one of their numbers.
+        writing = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, 3)
 
         def work() -> T:
             return operation(

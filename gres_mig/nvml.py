@@ -137,15 +137,11 @@ class Session:
         unknown = ""
         for index in range(_call("counting GPUs", pynvml.nvmlDeviceGetCount)):
             gpu = self._identity(index)
-            if gpu.uuid == uuid:
-                if gpu.trouble:
-                    raise NodeFault(f"{uuid}: {gpu.trouble}", code="GPULOST" if gpu.lost else "NVML")
+            if gpu.uuid == uuid and not gpu.trouble:
                 return self._deep(gpu)
             unknown = unknown or gpu.trouble
-        where = f"{uuid} is not on this node any more"
-        raise NodeFault(
-            f"{where}, or it is {unknown}" if unknown else where, hint="see: gres-mig doctor", code="GPULOST"
-        )
+        hint = "reset the GPU or reboot the node" if unknown else "see: gres-mig doctor"
+        raise NodeFault(f"{uuid} is not seen on this node any more; {unknown}".rstrip("; "), hint=hint, code="GPULOST")
 
     def refresh(self, gpu: Gpu) -> Gpu:
         """That GPU of this session with its instances as they are now."""
@@ -264,13 +260,8 @@ class Session:
                 yield _compute_instance(doing, found, info)
 
     def _whole_compute_profile(self, instance: Instance, doing: str) -> int:
-        info = None
-        for profile in self._compute_profiles_of(instance, doing):
-            # Two profiles can be as large; one of them may not be makeable here (7_SLICE_NVL on an A100).
-            if info is None or profile.sliceCount > info.sliceCount:
-                info = profile
-        assert info is not None
-        return int(info.id)
+        # The first of two that are as large: the other may not be makeable here (7_SLICE_NVL on an A100).
+        return int(max(self._compute_profiles_of(instance, doing), key=lambda profile: profile.sliceCount).id)
 
     def _compute_profiles_of(self, instance: Instance, doing: str) -> list[Any]:
         key = (instance.gpu_uuid, instance.profile_id)

@@ -6,17 +6,17 @@ knows the same options; tests/test_quick.py holds the two together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gres_mig import answers, config
 from gres_mig.deadline import operate
 from gres_mig.errors import BadRequest
-from gres_mig.models import Request
+from gres_mig.models import Request, Settings
 from gres_mig.owners import parse_owner
 from gres_mig.sizes import parse_memory
 
 _VALUES = {
-    "": ("--node", "--config"),
+    "": ("--node", "--config", "--name"),
     "allocate": ("--owner", "--memory", "--profile", "--gpu"),
     "reclaim": (),
 }
@@ -34,6 +34,11 @@ class Arguments:
     def last(self, option: str) -> str | None:
         """The option's value; the last one given counts, as in click."""
         return self.values[option][-1] if option in self.values else None
+
+    def settings(self) -> Callable[[], Settings]:
+        """The node's configuration, to be read when all else is found to be right."""
+        node, file, name = (self.last(option) for option in _VALUES[""])
+        return lambda: config.load(file, node=node, name=name or "")
 
 
 def parse(given: Sequence[str]) -> Arguments | None:
@@ -65,8 +70,7 @@ def run(arguments: Arguments) -> None:
     """Do it; errors are the caller's to show."""
     if arguments.command == "allocate":
         allocate(
-            arguments.last("--node"),
-            arguments.last("--config"),
+            arguments.settings(),
             arguments.last("--owner"),
             arguments.last("--memory"),
             arguments.last("--profile"),
@@ -75,12 +79,11 @@ def run(arguments: Arguments) -> None:
         )
     else:
         (owner,) = arguments.words
-        reclaim(arguments.last("--node"), arguments.last("--config"), owner, as_json=arguments.as_json)
+        reclaim(arguments.settings(), owner, as_json=arguments.as_json)
 
 
 def allocate(
-    node: str | None,
-    config_file: str | None,
+    settings: Callable[[], Settings],
     owner: str | None,
     memory: str | None,
     profile: str | None,
@@ -95,15 +98,15 @@ def allocate(
         raise BadRequest("ask for a memory size or for a profile, one of the two", hint="such as: --memory 8000")
     who = parse_owner(owner)
     request = Request(0 if memory is None else parse_memory(memory), profile or "", gpus)
-    settings = answers.for_root(config.load(config_file, node=node), "allocate")
-    grant = operate(settings, lambda allocator: allocator.allocate(who, request))
+    node = answers.for_root(settings(), "allocate")
+    grant = operate(node, lambda allocator: allocator.allocate(who, request))
     text = answers.describe(grant.allocation) + ("" if grant.created else " (already)")
     answers.emit(answers.plain_allocation(grant.allocation, created=grant.created), text, as_json=as_json)
 
 
-def reclaim(node: str | None, config_file: str | None, owner: str, *, as_json: bool) -> None:
+def reclaim(settings: Callable[[], Settings], owner: str, *, as_json: bool) -> None:
     """Take back what an owner has, and print what became of it."""
     who = parse_owner(owner)
-    settings = answers.for_root(config.load(config_file, node=node), "reclaim")
-    outcomes = operate(settings, lambda allocator: allocator.reclaim(who))
+    node = answers.for_root(settings(), "reclaim")
+    outcomes = operate(node, lambda allocator: allocator.reclaim(who))
     answers.emit_outcomes(outcomes, f"{owner} holds nothing", as_json=as_json)

@@ -71,9 +71,10 @@ class Settler:
             raise
         except NodeFault as error:
             return self.mark_stuck(nonce, error.message)
-        outcome = self._judge(nonce, found)
-        if outcome is not None or found is None:
-            return outcome
+        judged = self._judge(nonce, found)
+        if judged != "ours":
+            return judged
+        assert found is not None
         try:
             return self._undo(driver, gpu, nonce, found)
         except DriverError as error:
@@ -113,8 +114,8 @@ class Settler:
                 blockers=holders,
             )
 
-    def _judge(self, nonce: str, found: Instance | None) -> Outcome | None:
-        """Whether what was found is ours to destroy: None says yes, an outcome says what it is instead."""
+    def _judge(self, nonce: str, found: Instance | None) -> Outcome | Literal["ours"] | None:
+        """Whether what was found is ours to destroy, else what it is instead; None when no record tells any more."""
         with self._store.transaction() as node:
             record = node.state.get(nonce)
             if not isinstance(record, Release):
@@ -135,7 +136,7 @@ class Settler:
                 return Outcome(waiting, "stuck" if waiting.stuck else "waiting", reason)
             if found.bare and record.ci:
                 node.save(node.state.put(replace(record, ci=False)), giving_back=True)
-        return None
+        return "ours"
 
     def _not_yet(self, record: Release) -> Release | None:
         """The record to keep while a bare instance under it must not be destroyed yet; None when it may."""

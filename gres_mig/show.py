@@ -138,7 +138,9 @@ class Columns:
         memory = f"{format_mib(holding.memory_mib):>11}  " if self._memory else ""
         name = f"{holding.profile_name:<{self._names}}"
         start = f"  {holding.placement!s:>5}  {name}  {memory}{self._age(holding):>{self._ages}}  "
-        yield start + self.paper.paint(holding.kind, who(self.view, holding))
+        owner, asked = who(self.view, holding), self._asked(holding)
+        fits = len(start) + len(owner) + len(asked) <= self.paper.width
+        yield start + self.paper.paint(holding.kind, owner) + (self.paper.paint("quiet", asked) if fits else "")
         record = holding.record
         if isinstance(record, Release) and record.stuck and self.view.owners:
             stuck, due = record.stuck, record.stuck.next_try - self.now
@@ -147,6 +149,12 @@ class Columns:
             told = [f"stuck for {age(self.now - stuck.since)}, {tries}, {when}", *stuck.holders]
             for text in told:
                 yield from self.paper.wrap("quiet", text, 9)
+
+    def _asked(self, holding: Holding) -> str:
+        """What a job asked for: a job is looked up in the scheduler's queue, where that stands."""
+        record = holding.record
+        shown = record is not None and self.view.owners and record.owner.name.startswith("slurm:")
+        return f" for {record.request}" if record and shown else ""
 
     def _age(self, holding: Holding) -> str:
         return age(self.now - holding.record.since) if holding.record else ""

@@ -31,6 +31,7 @@ def plain_holding(view: View, holding: Holding) -> dict[str, Any]:
         "placement": plain_placement(holding.placement),
         "profile": {"name": holding.profile_name, "memory_mib": holding.memory_mib},
         "owner": str(record.owner) if record and view.owners else None,
+        "requested": str(record.request) if record and view.owners else None,
         "since": record.since if record else None,
         "gi_id": instance.id if instance else None,
         "mig_uuid": computes[0].mig_uuid if len(computes) == 1 else None,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 from gres_mig import access, allocator, nvml, settle, state
-from gres_mig.models import Gpu, Instance, Intent, Record, Release, State, replace
+from gres_mig.models import Gpu, Instance, Intent, Record, Release, State
+from gres_mig.values import replace
 
 
 def skip_the_intent() -> None:
@@ -29,7 +30,7 @@ def skip_the_intent() -> None:
         begin(self, *arguments, **named)
 
     state.encode, state.decode = encode_without_intents, decode_with_mine
-    allocator.Allocator.__init__ = begin_with_none  # type: ignore[method-assign]
+    allocator.Allocator.__init__ = begin_with_none
 
 
 def list_by_mig_device() -> None:
@@ -45,14 +46,14 @@ def list_by_mig_device() -> None:
     def gpus(self: nvml.Session, *arguments: Any) -> tuple[Gpu, ...]:
         return tuple(with_mig_devices(each) for each in several(self, *arguments))
 
-    nvml.Session.gpu = gpu  # type: ignore[method-assign]
-    nvml.Session.gpus = gpus  # type: ignore[method-assign]
+    nvml.Session.gpu = gpu
+    nvml.Session.gpus = gpus
 
 
 def own_by_uuid_only() -> None:
     """What is at a release's place is ours, unless it has a MIG UUID and the release another."""
 
-    def judge(self: settle.Settler, nonce: str, found: Instance | None) -> settle.Outcome | None:
+    def judge(self: settle.Settler, nonce: str, found: Instance | None) -> settle.Outcome | Literal["ours"] | None:
         with self._store.transaction() as node:
             record = node.state.get(nonce)
             if not isinstance(record, Release):
@@ -61,9 +62,9 @@ def own_by_uuid_only() -> None:
                 return self._forget(node.save, node.state, record, "gone")
             if not found.bare and record.mig_uuid not in {"", *(c.mig_uuid for c in found.compute_instances)}:
                 return self._forget(node.save, node.state, record, "foreign")
-        return None
+        return "ours"
 
-    settle.Settler._judge = judge  # type: ignore[method-assign]
+    settle.Settler._judge = judge
 
 
 def settle_without_the_gpu_lock() -> None:
@@ -81,8 +82,8 @@ def settle_without_the_gpu_lock() -> None:
     def locked(self: access.Access, *arguments: Any, **named: Any) -> AbstractContextManager[None]:
         return nullcontext() if settling else lock(self, *arguments, **named)
 
-    allocator.Allocator._settle = settle_at_once  # type: ignore[method-assign]
-    access.Access.locked = locked  # type: ignore[method-assign]
+    allocator.Allocator._settle = settle_at_once
+    access.Access.locked = locked
 
 
 BREAKAGES: dict[str, Callable[[], None]] = {

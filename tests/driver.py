@@ -87,7 +87,7 @@ class Driver:
     _runs: subprocess.Popen[str] = field(init=False)
     """Runs operations itself, as the node's service does."""
 
-    def __enter__(self) -> Driver:
+    def __enter__(self) -> Driver:  # noqa: PYI034 - typing.Self is newer than Python 3.10
         self._forks, self._runs = self._program(), self._program()
         return self
 

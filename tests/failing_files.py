@@ -28,7 +28,7 @@ class Files:
             setattr(os, name, self._by_descriptor(name, getattr(os, name)))
         builtins.open = self._by_path(builtins.open)
         self._close = os.close
-        os.close = self._forget
+        setattr(os, "close", self._forget)  # noqa: B010 - as the others above
 
     def _by_path(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any, *arguments: Any, **named: Any) -> Any:

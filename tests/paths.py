@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gres_mig import config, log, machine, simulator
+from gres_mig import config, log, machine
 from gres_mig.allocator import Allocator, Grant
 from gres_mig.errors import GresMigError
 from gres_mig.models import Allocation, Intent, Owner, Process, Record, Release, Request, Settings, State
+from gres_mig.simulator import boards
 from gres_mig.simulator.admin import Found, Node
 from gres_mig.simulator.assembly import create
+from gres_mig.simulator.schema import Hardware
 from gres_mig.state import Store
 from gres_mig.values import replace
 
 OWNER, NEIGHBOUR = Owner("manual:owner"), Owner("manual:neighbour")
-REQUEST = Request(5000)
+SMALL, LARGE = Request(5_000), Request(11_000)
+"""One slice, of which there are more free ones; and two, which can be divided into compute instances wrongly."""
 NOBODY = Process(1 << 22, 1)
 """A process that cannot be there: pids end below."""
 
@@ -65,7 +68,7 @@ class Small:
     that is not. The GPUs are A30s that show only their two smallest profiles, so that a look takes few calls."""
 
     def __init__(self, folder: Path, managed: int = 1) -> None:
-        board = simulator.board_data("a30")
+        board = boards.data("a30")
         board = {**board, "board": "small", "profiles": [p for p in board["profiles"] if p["enum"] in (0, 1)]}
         create(folder, [("small", managed + 1)], custom={"small": board})
         self.node = Node(folder)
@@ -94,7 +97,9 @@ class Small:
     def restore(self, snapshot: Snapshot) -> None:
         """Back to that state; no fault is planted and nothing logged any more."""
         generation = self.node.hardware()["generation"]
-        self.node.store.write({**json.loads(snapshot.hardware), "generation": generation + 1})
+        hardware: Hardware = json.loads(snapshot.hardware)
+        hardware["generation"] = generation + 1
+        self.node.store.write(hardware)
         Path(self.settings.state_dir, "state.json").write_bytes(snapshot.state)
         Path(self.settings.simulator, "calls.jsonl").write_bytes(b"")
 
@@ -134,15 +139,20 @@ class Small:
             given = told.value.allocation if isinstance(told.value, Grant) else told.value
             if given not in held or not any(_is(i, given) for i in self.node.instances()):
                 yield "it was told of an instance that it does not have"
+            for gpu in self.node.hardware()["gpus"]:
+                for made in gpu["instances"]:
+                    if [compute["size"] for compute in made["compute"]] != [made["size"]]:
+                        yield f"an instance of {made['size']} slices is given with {made['compute']}"
         elif told.error and held and way.asks:
             yield "it was refused, and has an instance"
         if way.owned and not any(_is(i, r) and i.epoch == self.own.epoch for i in self.node.instances() for r in held):
             yield "the owner lost its instance"
-        if way.operation is _reclaim and held:
+        if way.operation is _reclaim and held and not told.error:
             yield "it was reclaimed, and is still held"
         yield from self._settled()
 
     def _settled(self) -> Iterator[str]:
+        records, kept = self.state().records, list[Record]()
         for _ in range(3):
             # Twice over the grace: the first look at a bare instance only starts its clock.
             self.now += 100
@@ -161,13 +171,13 @@ class Small:
         yield from (f"left behind: {r!r}" for r in records if not isinstance(r, Allocation) and r not in kept)
 
     def _ways(self) -> Iterator[tuple[str, Way]]:
-        self.allocator().allocate(NEIGHBOUR, REQUEST)
-        (self.neighbour,) = self.node.instances(0)
+        self.foreign, self.other = self.node.make(0, "1g.6gb", 3), self.node.make(self.uuids[-1], "1g.6gb", 0)
+        self.allocator().allocate(NEIGHBOUR, Request(5_000, gpus=self.uuids[:1]))
+        self.neighbour, _ = self.node.instances(0)
         self.node.hold(0, self.neighbour.id, 0)
         self.holder = machine.describe(os.getpid())
-        self.foreign, self.other = self.node.make(0, "1g.6gb", 3), self.node.make(-1 % len(self.uuids), "1g.6gb", 0)
         empty = self._snapshot()
-        allocation = self.allocator().allocate(OWNER, REQUEST).allocation
+        allocation = self.allocator().allocate(OWNER, replace(LARGE, gpus=self.uuids[:1])).allocation
         owned = self._snapshot()
         self.own = next(i for i in self.node.instances(0) if _is(i, allocation))
         self.node.hold(0, self.own.id, 0)
@@ -182,9 +192,11 @@ class Small:
         self.node.destroy(0, self.own.id)
         lost = self._snapshot()
         gpu, gi = self.uuids[0], self.foreign.id
-        yield "allocate", Way(empty, _allocate, asks=True)
-        yield "ask again", Way(owned, _allocate, owned=True)
-        yield "ask again after a crash", Way(halfway, _allocate, asks=True)
+        again = allocation.request
+        yield "allocate", Way(empty, lambda allocator: allocator.allocate(OWNER, LARGE), asks=True)
+        yield "allocate a small one", Way(empty, lambda allocator: allocator.allocate(OWNER, SMALL), asks=True)
+        yield "ask again", Way(owned, lambda allocator: allocator.allocate(OWNER, again), owned=True)
+        yield "ask again after a crash", Way(halfway, lambda allocator: allocator.allocate(OWNER, again), asks=True)
         yield "reclaim", Way(owned, _reclaim)
         yield "reclaim in use", Way(held, _reclaim)
         yield "adopt", Way(empty, lambda allocator: allocator.adopt(OWNER, gpu, gi), asks=True)
@@ -198,13 +210,9 @@ class Small:
 
 
 WAYS = (
-    "allocate", "ask again", "ask again after a crash", "reclaim", "reclaim in use", "adopt", "reclaim foreign",
-    "reconcile after a crash", "reconcile a loss", "status",
+    "allocate", "allocate a small one", "ask again", "ask again after a crash", "reclaim", "reclaim in use",
+    "adopt", "reclaim foreign", "reconcile after a crash", "reconcile a loss", "status",
 )  # fmt: skip
-
-
-def _allocate(allocator: Allocator) -> Grant:
-    return allocator.allocate(OWNER, REQUEST)
 
 
 def _reclaim(allocator: Allocator) -> object:

@@ -23,7 +23,7 @@ import breakages
 from points import Points
 
 from gres_mig import machine, simulator
-from gres_mig.allocator import Allocator, witnesses_alive
+from gres_mig.allocator import Allocator, environment_only, witnesses_alive
 from gres_mig.errors import GresMigError, NodeFault
 from gres_mig.models import Gpu, Instance, Owner, Process, Record, Request, Settings
 from gres_mig.state import Store
@@ -128,8 +128,8 @@ def _answer(folder: Path, request: dict[str, Any], begin: int) -> dict[str, Any]
     def alive(record: Record) -> bool | None:
         return False if str(record.owner) in request["dead"] else witnesses_alive(record)
 
-    guard = {"guard": _refuse} if request["refusing_guard"] else {}
-    allocator = Allocator(settings, Store(settings, boot_id), boot_id, alive=alive, **guard)
+    guard = _refuse if request["refusing_guard"] else environment_only
+    allocator = Allocator(settings, Store(settings, boot_id), boot_id, alive=alive, guard=guard)
     try:
         return {"value": _OPERATIONS[request["operation"]](allocator, request, begin)}
     except GresMigError as error:

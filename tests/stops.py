@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from driver import Driver, Operation, Point, Told
 from kills import THOROUGH, clean_run, end, until_quiet, within
-from oracle import ANSWER, LOCK, Expected, Violation
+from oracle import ANSWER, LOCK, LOST, Expected, Violation
 from scene import OTHER, SUBJECT, Found, Scene, instances, records
 
 _NODE_LOCK = "node.lock"
@@ -52,24 +53,42 @@ def given_beside(driver: Driver, scene: Scene, folder: Path) -> Iterator[Found |
             shutil.rmtree(copy)
 
 
+def damages(driver: Driver, scene: Scene, folder: Path) -> Iterator[Violation]:
+    """What is wrong where the records are damaged after it has looked at a GPU, and before it read them once more."""
+    points = clean_run(driver, scene, folder).reached
+    first = next(at for at, point in enumerate(points) if point.held and _NODE_LOCK not in point.held)
+    last = next(at for at in range(first, len(points)) if points[at + 1].held != points[first].held)
+    copy = scene.copy(folder / "stopped")
+    stopped = driver.stop(copy, scene.operation, last)
+    (copy / "state" / "state.json").write_bytes(b"{")
+    driver.finish(driver.go_on(stopped))
+    if instances(copy) != instances(scene.folder):
+        yield Violation(LOST, f"{scene.name} went on without a record at {last}, {points[last].label}")
+
+
 def stopped_at(points: Sequence[Point], others: Sequence[Operation]) -> Iterator[tuple[int, Operation]]:
     """Where to stop, and who comes then.
 
     Between two points of one stretch the process only reads: neither what is kept nor what it has locked differs.
     Everybody comes once in each stretch, the first at its beginning, the last at its end, the others between. Where it
-    has locked a GPU, one of two asks and one of two who give back come, in turn; where the node, only one of all.
+    has locked a GPU, only the first of all and the last, and where it has locked the node, only the first, each stretch
+    with another first.
     """
     numbered = enumerate(points)
     stretches = groupby(numbered, key=lambda each: (each[1].core, each[1].held, each[1].label == "after the answer"))
-    for turn, ((_, held, _), stretch) in enumerate(stretches):
+    turns: Counter[bool] = Counter()
+    for (_, held, _), stretch in stretches:
         where = [at for at, _ in stretch]
         if THOROUGH:
             yield from ((at, other) for at in where for other in others)
             continue
+        # Node and GPU take turns of their own: they come by in a rhythm that would leave some out for ever.
+        turn = turns[_NODE_LOCK in held]
+        turns[_NODE_LOCK in held] += 1
         if _NODE_LOCK in held:
             come = [others[turn % len(others)]]
         elif held:
-            come = [*others[turn % 2 : 4 : 2], *others[4:]]
+            come = [others[turn % max(1, len(others) - 1)], others[-1]]
         else:
             come = list(others)
         for n, other in enumerate(come):

@@ -13,15 +13,18 @@ from typing import NamedTuple
 import pytest
 from forked import each
 
-from gres_mig import config, machine, simulator
+from gres_mig import config, machine
 from gres_mig.allocator import Allocator
 from gres_mig.errors import NoCapacity
 from gres_mig.models import Owner, Placement, Request, Settings
 from gres_mig.simulator.admin import Node
+from gres_mig.simulator.boards import data as board_data
 from gres_mig.state import Store
 from gres_mig.values import replace
 
 THOROUGH = os.environ.get("GRES_MIG_THOROUGH", "") not in {"", "0"}
+pytestmark = pytest.mark.timeout(3600 if THOROUGH else 300)
+
 PROCESSES, PAIRS = (64, 10_000) if THOROUGH else (16, 400)
 
 SIZES = {5_000: "1g.6gb", 10_000: "2g.12gb", 20_000: "4g.24gb"}
@@ -190,7 +193,7 @@ def test_the_model_accuses_who_it_should(node: Node) -> None:
 def test_what_is_given_back_during_an_ask_is_not_refused_to_it(node: Node, settings: Settings) -> None:
     others = allocator_of(settings)
     others.allocate(Owner("manual:going"), Request(10_000))
-    events = []
+    events: list[object] = []
 
     def watch(gpu: str) -> None:
         # The first look is over: it saw the place of one, and the place that the other takes was free.
@@ -231,7 +234,7 @@ def test_of_64_asks_at_once_as_many_are_granted_as_there_are_places(node: Node, 
 
 
 def test_the_sizes_and_places_of_the_model_are_those_of_the_board() -> None:
-    board = simulator.board_data("a30")
+    board = board_data("a30")
     plain = {p["name"]: [(start, p["size"]) for start in p["starts"]] for p in board["profiles"]}
 
     assert {name: plain[name] for name in PLACES} == PLACES

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from driver import Driver
-from kills import THOROUGH, clean_run, kills
+from kills import THOROUGH, kills
 from oracle import FOREIGN, LEAK
 from scene import SCENES, VARIANTS, Holder, Scene, Variant, build
-from stops import given_beside, stops, stops_then_kills
+from stops import damages, given_beside, stops, stops_then_kills
 
 from gres_mig import simulator
 
@@ -31,7 +31,7 @@ BREAKAGES = {
 
 
 SOME = ("allocate", "allocate_after_a_crash", "reclaim")
-"""The operations that are stopped and then killed: those that make an instance, and the one that destroys it."""
+"""Of the operations those that make an instance, and the one that destroys it."""
 
 
 def cases(shift: int, some: Collection[str] = SCENES) -> list[tuple[str, Variant]]:
@@ -68,9 +68,7 @@ def test_a_kill_at_any_step_leaks_nothing_and_harms_nobody(scene: Scene, memory:
 
 
 @pytest.mark.parametrize("scene", cases(2), ids=lambda case: "-".join(map(str, case)), indirect=True)
-def test_whoever_stopped_at_any_step_while_another_ran_harms_nobody(
-    scene: Scene, memory: Path, driver: Driver
-) -> None:
+def test_whoever_stopped_at_any_step_while_another_ran_harms_nobody(scene: Scene, memory: Path, driver: Driver) -> None:
     violations = list(stops(driver, scene, memory))
 
     assert violations == []
@@ -83,15 +81,15 @@ def test_whoever_stopped_while_another_ran_may_die_after_that(scene: Scene, memo
     assert violations == []
 
 
+@pytest.mark.parametrize("scene", cases(0, SOME), ids=lambda case: "-".join(map(str, case)), indirect=True)
+def test_records_damaged_under_an_operation_lead_to_no_destroy(scene: Scene, memory: Path, driver: Driver) -> None:
+    violations = list(damages(driver, scene, memory))
+
+    assert violations == []
+
+
 @pytest.mark.parametrize("scene", cases(0), ids=lambda case: "-".join(map(str, case)), indirect=True)
-def test_a_file_of_the_node_changes_at_a_point_only(scene: Scene, memory: Path, driver: Driver) -> None:
-    told = clean_run(driver, scene, memory)
-
-    assert told.past == ()
-
-
-@pytest.mark.parametrize("scene", cases(0), ids=lambda case: "-".join(map(str, case)), indirect=True)
-def test_every_call_of_the_driver_is_a_point(scene: Scene, memory: Path, driver: Driver) -> None:
+def test_every_change_of_a_file_and_every_call_of_the_driver_is_a_point(scene: Scene, driver: Driver) -> None:
     node = simulator.Node(scene.folder / "node")
     node.configure(log="all")
 
@@ -101,6 +99,7 @@ def test_every_call_of_the_driver_is_a_point(scene: Scene, memory: Path, driver:
     points = [point.label for point in told.reached if point.label.startswith("before nvml")]
     called = [f"before {call['function']}" for call in node.calls()]
     assert [label for label in points if label != "before nvmlErrorString"] == called
+    assert told.past == ()
 
 
 def test_whoever_stopped_on_one_gpu_keeps_nobody_off_the_next(memory: Path, driver: Driver, holder: Holder) -> None:

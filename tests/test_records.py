@@ -16,6 +16,9 @@ DAMAGE = (ValueError, KeyError, TypeError, AttributeError)
 """What `decode` raises for it."""
 
 
+WRONG: tuple[Any, ...] = (None, "text", 7, -1.5, True, [], {})
+
+
 def leaves(plain: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The way to each value in a tree of JSON."""
     for key in plain if isinstance(plain, dict) else range(len(plain) if isinstance(plain, list) else 0):
@@ -46,7 +49,7 @@ def test_a_value_of_another_type_is_damage_wherever_it_stands() -> None:
     plain = json.loads(encode(FULL))
     accepted = set()
     for *path, last in leaves(plain):
-        for wrong in (None, "text", 7, -1.5, True, [], {}):
+        for wrong in WRONG:
             changed = json.loads(json.dumps(plain))
             into = changed
             for key in path:

@@ -114,7 +114,7 @@ def test_each_holder_has_a_line_with_place_profile_memory_and_owner(
 
     assert ran.out.splitlines()[0] == "2 GPUs: 15 of 24 memory slices free; 2 allocations"
     assert re.search(r"^    0:3  1g\.24gb   24,192 MiB  \ds  manual:alice$", ran.out, re.MULTILINE)
-    assert re.search(r"^    6:6  2g\.48gb   48,512 MiB  \ds  slurm:alpha:4711$", ran.out, re.MULTILINE)
+    assert re.search(r"^    6:6  2g\.48gb   48,512 MiB  \ds  slurm:alpha:4711 for 30,000 MiB$", ran.out, re.MULTILINE)
 
 
 def test_a_segment_is_as_wide_as_its_slices(node: simulator.Node, allocator: Allocator, settings: Settings) -> None:
@@ -526,6 +526,7 @@ def test_json_has_every_gpu_and_what_holds_it(node: simulator.Node, allocator: A
             "placement": {"start": 0, "size": 3},
             "profile": {"name": "1g.24gb", "memory_mib": 24192},
             "owner": "manual:alice",
+            "requested": "8,000 MiB",
             "since": allocation.since,
             "gi_id": allocation.gi_id,
             "mig_uuid": allocation.mig_uuid,

@@ -28,7 +28,7 @@ def allocate(
     node: Node, owner: str | None, memory: str | None, profile: str | None, gpus: tuple[str, ...], as_json: bool
 ) -> None:
     """Give OWNER the smallest instance that holds SIZE; asking again gives the same one."""
-    quick.allocate(node.folder, node.config_file, owner, memory, profile, gpus, as_json=as_json)
+    quick.allocate(lambda: node.settings, owner, memory, profile, gpus, as_json=as_json)
 
 
 @click.command()
@@ -54,7 +54,7 @@ def reclaim(node: Node, owner: str | None, orphans: bool, foreign: str | None, y
         settings = for_root(node.settings, "reclaim")
         outcomes = operate(settings, lambda allocator: allocator.reconcile(now=True))
         return emit_outcomes(outcomes, "no orphans", as_json=as_json)
-    return quick.reclaim(node.folder, node.config_file, owner, as_json=as_json)
+    return quick.reclaim(lambda: node.settings, owner, as_json=as_json)
 
 
 @click.command()

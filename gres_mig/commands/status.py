@@ -17,6 +17,7 @@ import click
 from gres_mig import machine
 from gres_mig.answers import SCHEMA
 from gres_mig.cli import Node, json_option, pass_node
+from gres_mig.commands import slurm_jobs
 from gres_mig.errors import Fault, GresMigError, NotPermitted
 from gres_mig.locks import lock_holders
 from gres_mig.look import look, publish
@@ -63,13 +64,18 @@ def _frame(settings: Settings, check: bool, as_json: bool, *, publishing: bool =
     if publishing and (failed := publish(settings, view)):
         view = replace(view, notes=(*view.notes, failed))
     found = _drift(settings, view) if check else []
+    waiting = slurm_jobs.waiting(view, settings)
     if as_json:
         plain: dict[str, Any] = {"schema": SCHEMA, **plain_view(view, settings)}
+        plain["waiting"] = [slurm_jobs.plain(job) for job in waiting]
         if check:
             plain["drift"] = [plain_drift(each) for each in found]
         return json.dumps(plain), bool(found)
     paper = terminal()
     text = draw(view, settings, now=time.time(), paper=paper)
+    if waiting:
+        lines = (line for job in waiting for line in paper.wrap("", slurm_jobs.describe(job, time.time()), 2))
+        text += "\n\n" + paper.finish([paper.paint("title", "put back for want of a place"), *lines])
     if check:
         verdict = "records and hardware do not agree:" if found else "records and hardware agree"
         text += "\n\n" + paper.finish([verdict, *(f"  {each.kind}: {each.text}" for each in found)])

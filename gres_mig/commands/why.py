@@ -12,6 +12,7 @@ import click
 from gres_mig import explain, machine
 from gres_mig.answers import describe, emit
 from gres_mig.cli import Node, json_option, pass_node
+from gres_mig.commands import slurm_jobs
 from gres_mig.commands.status import terminal
 from gres_mig.errors import BadRequest, NotPermitted
 from gres_mig.explain import Answer, Offer
@@ -25,20 +26,29 @@ from gres_mig.view_json import plain_gpu, plain_holding, plain_placement, plain_
 
 
 @click.command()
-@click.argument("what", metavar="SIZE|PROFILE|OWNER")
+@click.argument("what", metavar="SIZE|PROFILE|OWNER|JOBID")
 @click.option("--gpu", "gpus", multiple=True, metavar="UUID", help="On this GPU; may be given again.")
 @json_option
 @click.pass_context
 @pass_node
 def why(node: Node, ctx: click.Context, what: str, gpus: tuple[str, ...], as_json: bool) -> None:
-    """Say where a request would go or who is in the way (exit 3), or what OWNER holds."""
+    """Say where a request would go or who is in the way (exit 3), or what OWNER or a Slurm job holds or waits for.
+
+    A number is a job that holds or waits for something on this node, else a size.
+    """
     settings = node.settings
-    if ":" in what:
-        return _say_owner(look(settings), parse_owner(what), as_json)
     view = look(settings)
-    answer = explain.why(view, _request(view, what, gpus), settings)
+    if job := slurm_jobs.one_waiting(slurm_jobs.waiting(view, settings), what):
+        answer = explain.why(view, job.request, settings)
+        plain, first = {"waits": slurm_jobs.plain(job)}, slurm_jobs.describe(job, time.time())
+    elif owner := parse_owner(what) if ":" in what else slurm_jobs.holder(view, what):
+        return _say_owner(view, owner, as_json)
+    else:
+        answer = explain.why(view, _request(view, what, gpus), settings)
+        plain, first = {}, ""
     paper = terminal()
-    emit(_plain(view, answer), paper.finish(_lines(view, answer, paper)), as_json=as_json)
+    lines = [*paper.wrap("title", first, 0), *_lines(view, answer, paper)]
+    emit({**plain, **_plain(view, answer)}, paper.finish(lines), as_json=as_json)
     if answer.refusal:
         ctx.exit(answer.refusal.fault.exit_code)
     return None
@@ -126,10 +136,7 @@ def _say_owner(view: View, owner: Owner, as_json: bool) -> None:
     lines = [_held(record, holding, time.time()) for record, holding in held]
     ended = view.state.ended(owner)
     over = f"; its work ended {age((machine.now_ns() - ended) / 1e9)} ago" if ended >= 0 else ""
-    plain = [
-        {"gpu_uuid": record.gpu_uuid, "requested": str(record.request), **plain_holding(view, holding)}
-        for record, holding in held
-    ]
+    plain = [{"gpu_uuid": record.gpu_uuid, **plain_holding(view, holding)} for record, holding in held]
     text = "\n".join(lines) or f"{owner} holds nothing on this node{over}"
     emit({"owner": str(owner), "holds": plain}, text, as_json=as_json)
 

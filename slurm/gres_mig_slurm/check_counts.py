@@ -1,0 +1,101 @@
+"""Checks of what nodes count: slurm.conf, the sizes that the submit script knows, and the GPUs that are there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+from gres_mig.deadline import operate
+from gres_mig.doctor import Finding
+from gres_mig.errors import GresMigError
+from gres_mig.models import Settings
+from gres_mig_slurm import check_files, conf_lines, profiles, setup, sizes_file, wanted
+from gres_mig_slurm.conf_lines import Conf
+from gres_mig_slurm.profiles import NodeType
+from gres_mig_slurm.running import Cluster
+
+
+def counts(cluster: Cluster) -> Iterator[Finding]:
+    """Some node has migmem, every one what some type of node has, and slurmd everywhere says the same."""
+    counted = {
+        name: mib
+        for name, node in cluster.nodes.items()
+        if (mib := wanted.counted_mib(node.get("Gres", ""))) is not None
+    }
+    if not counted:
+        yield Finding("counts", "problem", "no node of this cluster has migmem", "run: gres-mig slurm setup --write")
+        return
+    for name in counted:
+        state, reason = cluster.nodes[name].get("State", ""), cluster.nodes[name].get("Reason", "")
+        if "INVALID_REG" in state:
+            text = f"{name} is {state}: its slurmd reports another count than slurm.conf has"
+            todo = f"on {name} run: systemctl restart slurmd; then: scontrol update nodename={name} state=resume"
+            yield Finding("counts", "problem", text, todo)
+        elif "DRAIN" in state and "migmem" in reason:
+            text = f"{name} is {state}: {reason}"
+            yield Finding("counts", "problem", text, f"run: scontrol update nodename={name} state=resume")
+    try:
+        types = _types(cluster)
+    except GresMigError as error:
+        yield Finding("sizes", "problem", error.message, error.hint)
+        return
+    if types is None:
+        return
+    known = {kind.count_mib for kind in types}
+    for name, mib in counted.items():
+        if mib not in known and name != cluster.here:
+            text = f"{name} counts {mib:,} MiB, as no type of node in {sizes_file.FILE_NAME} does"
+            yield Finding("counts", "warning", text, f"on {name} run: gres-mig slurm check")
+    yield Finding("counts", "ok", f"{len(counted)} of {len(cluster.nodes)} nodes have migmem")
+
+
+def this_node(cluster: Cluster, gres: Conf, settings: Settings) -> Iterator[Finding]:
+    """This node counts what its GPUs give, none of them is given out twice, and the submit script knows its type."""
+    here = cluster.here
+    if here not in cluster.nodes:
+        return
+    now = cluster.nodes[here].get("Gres", "")
+    mib = wanted.counted_mib(now)
+    if not settings.managed:
+        if mib is not None:
+            text = f"{here} counts {mib:,} MiB, but none of its GPUs is managed"
+            yield Finding("this node", "problem", text, "run: gres-mig setup --write")
+        return
+    try:
+        gpus = operate(settings, lambda allocator: allocator.look())
+        mine = profiles.node_type(gpus, settings)
+    except GresMigError as error:
+        yield Finding("this node", "problem", error.message, error.hint)
+        return
+    types = None
+    # That it is damaged is told with the counts.
+    with suppress(GresMigError):
+        types = _types(cluster)
+    if mib == mine.count_mib:
+        yield Finding("this node", "ok", f"{here} counts {mib:,} MiB")
+    else:
+        line = conf_lines.line_of(cluster.conf, here)
+        said = "no migmem" if mib is None else f"{mib:,} MiB"
+        text = f"{here} counts {said}, its GPUs give {mine.count_mib:,} MiB"
+        gres_now = (line.get("Gres") if line else None) or now
+        todo = f"{line.where if line else cluster.conf.path}: Gres={wanted.node_gres(gres_now, mine.count_mib)}"
+        yield Finding("this node", "problem", text, todo)
+    if types is not None and not any(kind.boards == mine.boards for kind in types):
+        text = f"{_sizes(cluster)} has no node like this one ({mine.name})"
+        yield Finding("sizes", "problem", text, "run: gres-mig slurm profiles --write")
+    elif types is not None:
+        yield Finding("sizes", "ok", _sizes(cluster))
+    yield from check_files.gpus_counted_twice(gres, here, [gpu for gpu in gpus if settings.manages(gpu)])
+
+
+def _sizes(cluster: Cluster) -> str:
+    return os.path.join(cluster.etc, sizes_file.FILE_NAME)
+
+
+def _types(cluster: Cluster) -> tuple[NodeType, ...] | None:
+    """The types that the submit script knows; None on a machine where it need not be."""
+    path = _sizes(cluster)
+    if not os.path.exists(path) and not cluster.is_controller:
+        return None
+    return setup.known_sizes(path).types

@@ -1,0 +1,237 @@
+"""Slurm's controller, asked and told through Slurm's own commands, each with a time limit."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Sequence
+
+from gres_mig.errors import NodeFault
+from gres_mig.values import Value
+from gres_mig_slurm import slurm_conf
+from gres_mig_slurm.job import Job
+
+LIMIT_S = 3.0
+"""For one command; by itself it waits 9 to 18 s for a controller that is down (22.05)."""
+
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_UNKNOWN_JOB = "Invalid job id specified"
+
+# Fields that no user writes, as in `job.FORMAT`.
+_SEEN = "JobID:12|,State:16|,SubmitTime:12|,StartTime:12|,EligibleTime:12|,NodeList:8000|"
+
+# `import pyslurm` ends its process where it finds no slurm.conf, so it has a process of its own, and its interpreter
+# is the admin's: a pyslurm works with one version of Slurm only.
+_PYSLURM = """\
+import sys, pyslurm
+job = pyslurm.Job.load(int(sys.argv[1]))
+print(job.id, job.state, *(int(t or 0) for t in (job.submit_time, job.start_time, job.eligible_time)),
+      job.allocated_nodes or "", sep="|")
+"""
+
+
+class Unreachable(NodeFault):
+    """The controller did not answer, or not in time; what it would have said is unknown."""
+
+    code = "SLURM"
+
+
+class Refused(NodeFault):
+    """The controller answered, and did not do what it was told."""
+
+    code = "SLURM"
+
+
+class Seen(Value):
+    """A job as the controller sees it; times are seconds since the epoch, 0 where there is none."""
+
+    job_id: int
+    state: str
+    """In full, such as PENDING."""
+    submitted: int
+    """Of this run: a requeue sets it anew (22.05, 24.11)."""
+    started: int
+    eligible: int
+    """Its begin time, the user's or ours."""
+    nodes: str
+    """A host list, such as `n[1-3]`; empty while no node is allocated."""
+
+
+def requeue(job: Job) -> None:
+    """End this run of a batch job without a fault of its own; one submitted with --no-requeue stays so."""
+    # "incomplete": one that its user has cancelled meanwhile would be started again otherwise.
+    command = ("requeue", "incomplete", job.reference)
+    if job.requeueable:
+        _tell(*command)
+        return
+    _tell("update", f"JobId={job.reference}", "Requeue=1")
+    try:
+        _tell(*command)
+    finally:
+        _tell("update", f"JobId={job.reference}", "Requeue=0")
+
+
+def delay(job: Job, seconds: int) -> int:
+    """Let a job that was just requeued begin no sooner; the begin time, seconds since the epoch.
+
+    Without it the job waits for cred_expire + 1 s, which is 121 s by default.
+    """
+    begin = int(time.time()) + seconds
+    # As seconds since the epoch: the controller may be in another time zone.
+    _tell("update", f"JobId={job.reference}", f"StartTime=uts{begin}")
+    return begin
+
+
+def start_at(reference: str, begin: float) -> int:
+    """Let a pending job begin as soon as there is room from that time on; the begin time it has now."""
+    whole = math.ceil(begin)
+    _tell("update", f"JobId={reference}", f"StartTime=uts{whole}" if begin > time.time() else "StartTime=now")
+    return whole
+
+
+def pause_s() -> int:
+    """How long after its end here a job must not begin here again.
+
+    A slurmd of 22.05 that still knows the credential of a job's last run may take the new run for the old one, when
+    it looked through its credentials less than 2 s ago: then it starts the script without the prolog. Seen when two
+    requeued jobs began in one second; 24.11 forgets the old credential at once.
+    """
+    version = re.search(r"(\d+)\.(\d+)", _run("scontrol", "--version"))
+    if version and (int(version[1]), int(version[2])) >= (24, 5):
+        return 0
+    return slurm_conf.requeue_delay_s() + 1
+
+
+def notify(job: Job, text: str) -> None:
+    """Say something to the user of an srun or salloc."""
+    _tell("notify", job.reference, text)
+
+
+def notify_and_cancel(job: Job, text: str) -> None:
+    """Say something to the user of an srun or salloc, which cannot be requeued, and end it."""
+    try:
+        notify(job, text)
+    finally:
+        _run("scancel", job.reference)
+
+
+def drain(node: str, reason: str) -> None:
+    """Let no further job start on a node until an admin has looked."""
+    _tell("update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
+
+
+def seen(job_id: int, *, pyslurm: str = "") -> Seen | None:
+    """The job as it is now; None when the controller has no such job, `Unreachable` when nobody knows.
+
+    `pyslurm` is an interpreter that has pyslurm, if any; where that cannot tell, squeue is asked.
+    """
+    return (_by_pyslurm(job_id, pyslurm) if pyslurm else None) or _by_squeue(job_id)
+
+
+def all_seen(job_ids: Sequence[int]) -> dict[int, Seen]:
+    """Those of these jobs that the controller has, in one question for most of them."""
+    text = _squeue(",".join(map(str, job_ids)))
+    found = {row.job_id: row for line in (text or "").splitlines() if (row := _row(line))}
+    for job_id in job_ids:
+        if job_id not in found and (one := seen(job_id)):
+            found[job_id] = one
+    return {job_id: found[job_id] for job_id in job_ids if job_id in found}
+
+
+def names_of_host(hostname: str) -> frozenset[str]:
+    """The Slurm nodes that a host is."""
+    found = re.findall(r"^NodeName=(\S+) .*? NodeHostName=(\S+)", _run("scontrol", "-o", "show", "node"), re.MULTILINE)
+    return frozenset(name for name, host in found if _short(host) == _short(hostname))
+
+
+def shown(*what: str) -> str:
+    """What `scontrol show` says of something, one thing a line."""
+    return _run("scontrol", "-o", "show", *what)
+
+
+def hosts(hostlist: str) -> frozenset[str]:
+    """The nodes of a host list, in Slurm's own grammar; the controller is not asked."""
+    if "[" not in hostlist:
+        return frozenset(hostlist.split(",") if hostlist else ())
+    return frozenset(_run("scontrol", "show", "hostnames", hostlist).split())
+
+
+def _short(hostname: str) -> str:
+    return hostname.partition(".")[0]
+
+
+def _by_squeue(job_id: int) -> Seen | None:
+    text = _squeue(str(job_id))
+    if text is None:
+        return None
+    # The id of an array, which is its last task's, shows every task.
+    rows = [row for line in text.splitlines() if (row := _row(line)) and row.job_id == job_id]
+    if not rows:
+        # "No such job" has its own words; an empty list was once how a controller that is down looked (22.05, --json).
+        raise Unreachable(f"squeue says nothing of job {job_id}")
+    return rows[0]
+
+
+def _squeue(jobs: str) -> str | None:
+    """Its rows; None where the controller has none of these jobs."""
+    try:
+        return _run("squeue", "--noheader", "--all", "--states=all", f"--jobs={jobs}", f"--Format={_SEEN}")
+    except Refused as error:
+        if _UNKNOWN_JOB in error.message:
+            return None
+        raise
+
+
+def _by_pyslurm(job_id: int, python: str) -> Seen | None:
+    try:
+        row = _row(_run(python, "-I", "-c", _PYSLURM, str(job_id)).strip())
+    except (Refused, Unreachable):
+        return None
+    return row if row and row.job_id == job_id else None
+
+
+def _row(line: str) -> Seen | None:
+    fields = [field.strip() for field in line.split("|")]
+    if len(fields) < 6 or not fields[0].isdigit():
+        return None
+    submitted, started, eligible = (int(field) if field.isdigit() else 0 for field in fields[2:5])
+    return Seen(int(fields[0]), fields[1].upper(), submitted, started, eligible, fields[5])
+
+
+def _tell(*words: str) -> None:
+    _run("scontrol", *words)
+
+
+def _run(*command: str) -> str:
+    # A hook pays this import only when it has something to say.
+    import subprocess
+
+    what = " ".join(command[:2])
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+            env=_environment(),
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Unreachable(f"{what}: no answer within {LIMIT_S:g} s") from error
+    except OSError as error:
+        raise Refused(f"{what}: {error.strerror}") from error
+    if done.returncode == 0:
+        return done.stdout
+    said = (done.stderr or done.stdout).strip().replace("\n", "; ") or f"it ended with {done.returncode}"
+    kind = Unreachable if "Unable to contact" in said else Refused
+    raise kind(f"{what}: {said}")
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of the caller's that changes what Slurm's commands do or print."""
+    kept = {"SLURM_CONF": os.environ["SLURM_CONF"]} if "SLURM_CONF" in os.environ else {}
+    return {"PATH": os.environ.get("PATH") or _PATH, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", **kept}

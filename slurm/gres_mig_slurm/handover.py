@@ -1,0 +1,70 @@
+"""What the prolog hands to the tasks of a job: one small file for each job on a node, in lines of KEY=VALUE."""
+
+from __future__ import annotations
+
+import os
+
+from gres_mig import answers
+from gres_mig.errors import StateError
+from gres_mig.models import Allocation
+from gres_mig.sizes import format_mib
+
+MAX_TEXT = 400
+
+
+def given(allocation: Allocation, *, told_by: str) -> tuple[str, ...]:
+    """The instance; `told_by` is `batch` where the job's script tells its user, else `step`."""
+    text = (
+        f"{allocation.profile_name} ({format_mib(allocation.memory_mib)}) for {allocation.request} "
+        f"on {allocation.gpu_uuid}"
+    )
+    variables = (f"{name}={value}" for name, value in answers.environment(allocation).items())
+    return "STATE=given", f"TOLD_BY={told_by}", f"TEXT={text}", *variables
+
+
+def failed(text: str) -> tuple[str, ...]:
+    """No task of this run starts; each says why."""
+    return "STATE=failed", f"TEXT={text}"
+
+
+def none() -> tuple[str, ...]:
+    """Nothing was asked for."""
+    return ("STATE=none",)
+
+
+def path(folder: str, job_id: int, node: str) -> str:
+    """Where a job's hand-over on a node is."""
+    return os.path.join(folder, f"{job_id}.{node}")
+
+
+def write(folder: str, job_id: int, node: str, uid: int, lines: tuple[str, ...]) -> None:
+    """Put the hand-over there whole, readable to the job's user alone."""
+    file = path(folder, job_id, node)
+    temporary = os.path.join(folder, f".{job_id}.{node}.{os.getpid()}")
+    content = "".join(f"{_plain(line)}\n" for line in lines).encode()
+    try:
+        os.makedirs(folder, 0o755, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(temporary, flags, 0o400)
+        with open(descriptor, "wb") as stream:
+            os.fchown(descriptor, uid, -1)
+            stream.write(content)
+        os.replace(temporary, file)
+    except OSError as error:
+        raise StateError(f"writing {file}: {error.strerror}") from error
+
+
+def remove(folder: str, job_id: int, node: str) -> None:
+    """Take it away; gone already is fine."""
+    file = path(folder, job_id, node)
+    try:
+        os.unlink(file)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StateError(f"removing {file}: {error.strerror}") from error
+
+
+def _plain(line: str) -> str:
+    """One line of printable text, since a shell reads it and Slurm prints it."""
+    return "".join(c if c.isprintable() else " " for c in line)[:MAX_TEXT]

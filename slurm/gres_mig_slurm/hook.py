@@ -1,0 +1,134 @@
+"""What prolog and epilog share: whose hook it is, this node's settings, the log, the time limit, a fault told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from gres_mig import answers, config, log, machine
+from gres_mig.errors import Busy, GresMigError
+from gres_mig.models import Owner, Settings
+from gres_mig.owners import parse_owner
+from gres_mig.values import Value, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn, TypeVar
+
+    T = TypeVar("T")
+
+NODE_FAULT, NOT_ROOT = 4, 77
+"""Exit codes that the shell part of the hooks knows; 0 is done, anything else a hook that did not run."""
+
+WORK_S = 25.0
+"""Most time for the work on this node: with 4 s for the question before it and 3 s for each of five commands to the
+controller after it, a hook is over within 45 s."""
+
+TELL_S = 12.0
+"""Most time for an epilog to wake others when its own work is done."""
+
+LOCK_WAIT_S = 15.0
+"""Most time for GPUs on which others make or destroy instances; a shorter `lock_wait` counts."""
+
+
+class Hook(Value):
+    """One run of a hook, as its shell part describes it."""
+
+    job_id: int
+    node: str
+    cluster: str
+    config_path: str
+    handover: str
+    """The folder of the hand-overs."""
+    begin: int
+    """When the shell part began, nanoseconds since boot: runs of one job are told apart by it."""
+
+    def owner(self, *, uid: int = 0, submitted: int = 0) -> Owner:
+        """The job as an owner; without a submit time, every job of that id."""
+        return parse_owner(f"slurm:{self.cluster}:{self.job_id}", uid=uid, submitted=submitted)
+
+    def settings(self) -> Settings:
+        """This node's settings, for somebody who may change it."""
+        settings = answers.for_root(self._configured(), "a hook")
+        return replace(settings, lock_wait_s=min(settings.lock_wait_s, LOCK_WAIT_S))
+
+    @property
+    def run_dir(self) -> str:
+        """Where this node's locks are."""
+        return self._configured().run_dir
+
+    def _configured(self) -> Settings:
+        # A simulated node's own folder is known only when its file has been read.
+        return config.load(self.config_path, name=self.node, kept_in=os.path.dirname(self.handover))
+
+
+def from_arguments(given: Sequence[str]) -> Hook:
+    """The hook that `JOBID NODE CLUSTER CONFIG HANDOVER PID` describes; PID is the shell's that began it."""
+    job_id, node, cluster, config_path, handover, pid = given
+    return Hook(int(job_id), node, cluster, config_path, handover, machine.begun_ns(int(pid)))
+
+
+def run(name: str, hook: Callable[[], int]) -> NoReturn:
+    """Run a hook with its log and end with its exit code; what nobody expected is told with its traceback."""
+    log.send_to(_write)
+    if os.geteuid() != 0:
+        _write(log.ERROR, f"{name}: only root runs it; nothing was changed")
+        sys.exit(NOT_ROOT)
+    try:
+        code = hook()
+    except Exception:  # noqa: BLE001 - the edge of a process
+        import traceback
+
+        _write(log.ERROR, traceback.format_exc())
+        sys.exit(1)
+    sys.exit(code)
+
+
+def within_limit(work: Callable[[], T], limit_s: float = WORK_S) -> T:
+    """What `work` returns; `Busy` when that takes too long. What then is still made is undone by the epilog."""
+
+    def over(number: int, frame: FrameType | None) -> None:
+        raise Busy(f"this node was busy for more than {limit_s:g} s", hint="ask again")
+
+    signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        return work()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def tell_fault(hook: Hook, error: GresMigError) -> bool:
+    """Say that this node cannot do its work: to the log, to `status`, and to the controller, which then drains it.
+
+    False when the controller did not listen; then only the hook's exit code drains the node.
+    """
+    from gres_mig_slurm import controller
+
+    text = f"{error.code}: {error}"
+    log.error("job %d on %s: %s", hook.job_id, hook.node, text)
+    with suppress(OSError, GresMigError), open(os.path.join(hook.run_dir, "last-fault"), "w", encoding="utf-8") as file:
+        file.write(f"job {hook.job_id} on {hook.node}: {text}\n")
+    try:
+        controller.drain(hook.node, f"gres-mig: {text}; then: scontrol update nodename={hook.node} state=resume")
+    except GresMigError as unanswered:
+        log.warning("%s", unanswered)
+        return False
+    return True
+
+
+_LEVELS = {log.INFO: 6, log.WARNING: 4, log.ERROR: 3}
+
+
+def _write(level: int, lines: str) -> None:
+    import syslog
+
+    syslog.openlog("gres-mig", syslog.LOG_PID, syslog.LOG_DAEMON)
+    for line in lines.splitlines():
+        # slurmd keeps what its hooks print, at its debug level.
+        print(f"gres-mig: {line}", file=sys.stderr)
+        syslog.syslog(_LEVELS[level], line)

@@ -1,0 +1,124 @@
+"""Slurm's Prolog for a job that asked for migmem: an instance, or whose turn it is to do something."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gres_mig import log, machine
+from gres_mig.deadline import operate
+from gres_mig.errors import Fault, GresMigError
+from gres_mig.making import Ended
+from gres_mig.models import Allocation, Request
+from gres_mig.state import Store
+from gres_mig_slurm import delayed, handover, hook
+from gres_mig_slurm import job as jobs
+from gres_mig_slurm.delayed import Delayed
+from gres_mig_slurm.hook import Hook
+from gres_mig_slurm.job import Job
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gres_mig.allocator import Allocator
+
+SHORTEST_DELAY_S, LONGEST_DELAY_S = 5, 600
+
+
+def prepare(mine: Hook, rows: str) -> int:
+    """Hand the job of those squeue rows its instance, or say what became of it; the exit code for the shell part."""
+    job = jobs.parse(rows, mine.job_id)
+    if job is None:
+        # Other tasks of its array were listed, and it was not.
+        handover.write(mine.handover, mine.job_id, mine.node, 0, ("STATE=unknown",))
+        return 0
+    try:
+        wanted = jobs.request(job)
+        lines = handover.none()
+        if wanted is not None:
+            allocation = _allocate(mine, job, wanted)
+            lines = handover.given(allocation, told_by="batch" if job.batch_host == mine.node else "step")
+        # Not the user's where there is nothing to hide: the epilog trusts what only root can have written.
+        handover.write(mine.handover, mine.job_id, mine.node, job.uid if wanted else 0, lines)
+    except GresMigError as error:
+        return _without(mine, job, error)
+    return 0
+
+
+def delay_s(job: Job) -> int:
+    """How long a job without a place waits before it is tried again, if it is not woken; three times as long each time.
+
+    Soon at first, for another node may have a place; later it is this node that knows when it has one.
+    """
+    tripled: int = SHORTEST_DELAY_S * 3 ** min(job.restarts, 10)
+    return min(tripled, LONGEST_DELAY_S)
+
+
+def _allocate(mine: Hook, job: Job, wanted: Request) -> Allocation:
+    settings = mine.settings()
+    owner = mine.owner(uid=job.uid, submitted=job.submitted)
+    records = Store(settings, machine.boot_id(settings.simulator)).read().records
+    # Of a run whose epilog never came: the node died, or the job was started again without it.
+    left = {r.owner for r in records if r.owner.name == owner.name and r.owner != owner}
+
+    def work(allocator: Allocator) -> Allocation:
+        for old in left:
+            allocator.reclaim(old, begin=mine.begin)
+        return allocator.allocate(owner, wanted, begin=mine.begin).allocation
+
+    allocation = hook.within_limit(lambda: operate(settings, work, held=delayed.held(settings)))
+    delayed.forget(settings, job.job_id)
+    return allocation
+
+
+def _without(mine: Hook, job: Job, error: GresMigError) -> int:
+    if isinstance(error, Ended):
+        # Its epilog has been here already; a requeue would bring a cancelled job back.
+        log.info("%s", error)
+        handover.remove(mine.handover, mine.job_id, mine.node)
+        return 0
+    if error.fault is Fault.REQUEST:
+        log.info("%s on %s fails: %s", job, mine.node, error)
+        handover.write(mine.handover, mine.job_id, mine.node, job.uid, handover.failed(str(error)))
+        return 0
+    if error.fault is Fault.CAPACITY:
+        _put_back(mine, job, str(error), jobs.request(job))
+        return 0
+    drained = hook.tell_fault(mine, error)
+    still_there = _put_back(mine, job, f"{mine.node} cannot make GPU instances: {error.message}")
+    # For a job that its user has cancelled meanwhile, exit code 1 would have slurmd start it again, or report the
+    # fault anew every 15 s and so drain the node again after an admin has put it right (22.05).
+    return hook.NODE_FAULT if still_there or not drained else 0
+
+
+def _put_back(mine: Hook, job: Job, why: str, wanted: Request | None = None) -> bool:
+    """Queue this run again, or end it where somebody waits at a terminal; either way nothing of it starts here.
+
+    Without `wanted`, which is what this node has no place for now, the node is at fault; then Slurm itself ends what
+    cannot be queued. False when the controller says that the run has ended already.
+    """
+    from gres_mig_slurm import controller
+
+    handover.write(mine.handover, mine.job_id, mine.node, job.uid, handover.failed(why))
+    try:
+        if not job.batch:
+            (controller.notify_and_cancel if wanted else controller.notify)(job, f"gres-mig: {why}")
+            log.info("%s on %s is cancelled: %s", job, mine.node, why)
+            return True
+        controller.requeue(job)
+        begin = controller.delay(job, delay_s(job))
+        log.info("%s on %s is tried again in %d s: %s", job, mine.node, delay_s(job), why)
+        if wanted:
+            owner = str(mine.owner())
+            waiting = Delayed(
+                job.job_id, job.reference, owner, wanted.memory_mib, wanted.profile, first=time.time(), begin=begin
+            )
+            delayed.put_back(mine.settings(), waiting)
+    except GresMigError as error:
+        # Its tasks, if it has any yet, fail with the text of the hand-over.
+        log.warning("%s on %s was not put back: %s", job, mine.node, error)
+        return not isinstance(error, controller.Refused)
+    return True
+
+
+if __name__ == "__main__":
+    hook.run("prolog", lambda: prepare(hook.from_arguments(sys.argv[1:]), sys.stdin.read()))
