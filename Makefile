@@ -1,7 +1,8 @@
 # Two commands do all set-up on a fresh Debian or Ubuntu machine with make and Python 3.10 or newer:
 #   make demo    the main job, told as a story, on simulated GPUs
 #   make test    the tests
-# Nothing is installed outside .venv, but for Debian's python3-venv where it is missing and this runs as root.
+# Nothing is installed outside .venv, but for Debian packages where they are missing and this runs as root: python3-venv,
+# and for the tests Slurm and munge where no Slurm is set up. No service is started by that.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,6 +24,7 @@ demo: $(VENV)/.has-demo
 
 # With GRES_MIG_CI=1 a skipped test fails (tests/no_skips.py); otherwise pytest names what it skipped at its end.
 test: lint
+	@.ci/slurm-packages
 	@$(BIN)/python -m pytest -p tests.no_skips $(T)
 
 lint: $(VENV)/.has-dev
