@@ -23,6 +23,7 @@ from gres_mig_slurm import job as jobs
 require_slurm()
 
 UID = pwd.getpwnam(USER).pw_uid
+SHELLS = [shell for shell in ("/bin/sh", "dash", "bash --posix", "busybox sh") if shutil.which(shell.split()[0])]
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,24 @@ def test_the_hand_over_is_readable_to_the_jobs_user_alone(cluster: Cluster, job:
     assert lines["STATE"] == "given"
     assert lines["CUDA_VISIBLE_DEVICES"] == lines["NVIDIA_VISIBLE_DEVICES"] == instance.mig_uuids[0]
     assert stat.S_IMODE(cluster.handover.stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_hooks_do_the_same_in_any_shell(cluster: Cluster, job: int, plain: int, shell: str) -> None:
+    said = {}
+    for each in (job, plain):
+        for name in ("prolog", "task_prolog", "epilog"):
+            command = [*shell.split(), cluster.hooks / f"{name}.sh"]
+            ran = subprocess.run(command, env=given(cluster, each), capture_output=True, text=True, check=True)
+            said[name, each] = ran.stdout, len(cluster.instances("n1"))
+
+    exports, made = said["task_prolog", job]
+    assert "export CUDA_VISIBLE_DEVICES=MIG-" in exports
+    assert exports.splitlines()[-1].startswith("print gres-mig: 1g.24gb (24,192 MiB) for 8,000 MiB on GPU-")
+    assert made == 1
+    assert {said[name, plain] for name in ("prolog", "task_prolog", "epilog")} == {("", 0)}
+    assert said["epilog", job] == ("", 0)
+    assert list(cluster.handover.iterdir()) == []
 
 
 def test_for_a_job_without_migmem_no_hook_starts_python(cluster: Cluster) -> None:

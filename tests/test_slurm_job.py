@@ -154,7 +154,7 @@ def test_a_hand_over_says_what_was_given_in_one_line() -> None:
 
 
 def test_no_text_of_a_hand_over_makes_another_line(tmp_path: Path) -> None:
-    handover.write(str(tmp_path), 7, "n1", -1, handover.failed("a\nSTATE=given\r\n\x1b[31m" + "x" * 9999 + "\udcff"))
+    handover.write(str(tmp_path), 7, "n1", handover.failed("a\nSTATE=given\r\n\x1b[31m" + "x" * 9999 + "\udcff"))
     first, second = (tmp_path / "7.n1").read_text().splitlines()
 
     assert first == "STATE=failed"

@@ -74,11 +74,11 @@ def requeue(job: Job) -> None:
 
 
 def delay(job: Job, seconds: int) -> int:
-    """Let a job that was just requeued begin no sooner; the begin time, seconds since the epoch.
+    """Let a job that was just requeued begin no sooner, nor before its pause is over; the begin time, in epoch seconds.
 
     Without it the job waits for cred_expire + 1 s, which is 121 s by default.
     """
-    begin = int(time.time()) + seconds
+    begin = int(time.time()) + max(seconds, pause_s())
     # As seconds since the epoch: the controller may be in another time zone.
     _tell("update", f"JobId={job.reference}", f"StartTime=uts{begin}")
     return begin

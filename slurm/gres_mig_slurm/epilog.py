@@ -20,34 +20,46 @@ def clean_up(mine: Hook) -> int:
     """
     try:
         settings = mine.settings()
-        try:
-            owner = mine.owner()
-            outcomes = hook.within_limit(
-                lambda: operate(settings, lambda allocator: allocator.reclaim(owner, begin=mine.begin))
-            )
-            for outcome in outcomes:
-                if outcome.verdict in ("stuck", "waiting"):
-                    log.warning("%s at %s of %s is %s: %s", owner, outcome.record.placement,
-                                outcome.record.gpu_uuid, outcome.verdict, outcome.reason)  # fmt: skip
-        except GresMigError as error:
-            if not _recorded(mine, settings):
-                raise
-            log.warning("job %d on %s: recorded, not given back yet: %s", mine.job_id, mine.node, error)
+        _give_back(mine, settings)
         handover.remove(mine.handover, mine.job_id, mine.node)
-        if delayed.is_any(settings):
-            # An import that is paid only then.
-            from gres_mig_slurm import wake
-
-            hook.within_limit(lambda: wake.after_release(settings), hook.TELL_S)
-    except GresMigError as error:
-        hook.tell_fault(mine, error)
+    except Exception as error:  # noqa: BLE001 - whatever it was, nobody knows whether the job's end was recorded
+        hook.tell_fault(mine, hook.as_fault(error))
         return hook.NODE_FAULT
+    if delayed.is_any(settings):
+        _wake(settings)
     return 0
+
+
+def _give_back(mine: Hook, settings: Settings) -> None:
+    owner = mine.owner()
+    try:
+        outcomes = hook.within_limit(
+            lambda: operate(settings, lambda allocator: allocator.reclaim(owner, begin=mine.begin))
+        )
+    except GresMigError as error:
+        if not _recorded(mine, settings):
+            raise
+        log.warning("job %d on %s: recorded, not given back yet: %s", mine.job_id, mine.node, error)
+        return
+    for outcome in outcomes:
+        if outcome.verdict in ("stuck", "waiting"):
+            place = f"{outcome.record.placement} of {outcome.record.gpu_uuid}"
+            log.warning("%s at %s is %s: %s", owner, place, outcome.verdict, outcome.reason)
 
 
 def _recorded(mine: Hook, settings: Settings) -> bool:
     state = Store(settings, machine.boot_id(settings.simulator)).read()
     return state.ended(mine.owner()) >= mine.begin
+
+
+def _wake(settings: Settings) -> None:
+    # An import that is paid only where a job waits.
+    from gres_mig_slurm import wake
+
+    try:
+        hook.within_limit(lambda: wake.after_release(settings), hook.TELL_S)
+    except Exception as error:  # noqa: BLE001 - what this job had is given back; the others begin by themselves later
+        log.warning("delayed jobs are not woken now: %s", hook.as_fault(error))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,11 @@ def failed(text: str) -> tuple[str, ...]:
     return "STATE=failed", f"TEXT={text}"
 
 
+def unknown() -> tuple[str, ...]:
+    """Nobody has said in time what was asked for."""
+    return ("STATE=unknown",)
+
+
 def none() -> tuple[str, ...]:
     """Nothing was asked for."""
     return ("STATE=none",)
@@ -37,8 +42,11 @@ def path(folder: str, job_id: int, node: str) -> str:
     return os.path.join(folder, f"{job_id}.{node}")
 
 
-def write(folder: str, job_id: int, node: str, uid: int, lines: tuple[str, ...]) -> None:
-    """Put the hand-over there whole, readable to the job's user alone."""
+def write(folder: str, job_id: int, node: str, lines: tuple[str, ...], *, uid: int | None = None) -> None:
+    """Put the hand-over there whole, readable to that user alone, or to all where it hides nothing.
+
+    What is not a user's can only root have written: by that the epilog knows what it may trust.
+    """
     file = path(folder, job_id, node)
     temporary = os.path.join(folder, f".{job_id}.{node}.{os.getpid()}")
     content = "".join(f"{_plain(line)}\n" for line in lines).encode()
@@ -47,7 +55,10 @@ def write(folder: str, job_id: int, node: str, uid: int, lines: tuple[str, ...])
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(temporary, flags, 0o400)
         with open(descriptor, "wb") as stream:
-            os.fchown(descriptor, uid, -1)
+            if uid is None:
+                os.fchmod(descriptor, 0o444)
+            else:
+                os.fchown(descriptor, uid, -1)
             stream.write(content)
         os.replace(temporary, file)
     except OSError as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from gres_mig import answers, config, log, machine
-from gres_mig.errors import Busy, GresMigError
+from gres_mig.errors import Busy, GresMigError, NodeFault
 from gres_mig.models import Owner, Settings
 from gres_mig.owners import parse_owner
 from gres_mig.values import Value, replace
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-NODE_FAULT, NOT_ROOT = 4, 77
-"""Exit codes that the shell part of the hooks knows; 0 is done, anything else a hook that did not run."""
+NODE_FAULT, FAILED, NOT_ROOT = 4, 70, 77
+"""Exit codes that the shell part of the hooks knows; 0 is done, anything else a Python that could not begin."""
 
 WORK_S = 25.0
 """Most time for the work on this node: with 4 s for the question before it and 3 s for each of five commands to the
@@ -73,19 +73,28 @@ def from_arguments(given: Sequence[str]) -> Hook:
 
 
 def run(name: str, hook: Callable[[], int]) -> NoReturn:
-    """Run a hook with its log and end with its exit code; what nobody expected is told with its traceback."""
+    """Run a hook with its log and end with its exit code."""
     log.send_to(_write)
     if os.geteuid() != 0:
         _write(log.ERROR, f"{name}: only root runs it; nothing was changed")
         sys.exit(NOT_ROOT)
     try:
         code = hook()
-    except Exception:  # noqa: BLE001 - the edge of a process
-        import traceback
-
-        _write(log.ERROR, traceback.format_exc())
-        sys.exit(1)
+    except Exception as error:  # noqa: BLE001 - the edge of a process
+        as_fault(error)
+        sys.exit(FAILED)
     sys.exit(code)
+
+
+def as_fault(error: Exception) -> NodeFault:
+    """That error as a fault of this node; one that nobody expected is logged with its traceback."""
+    if isinstance(error, NodeFault):
+        return error
+    import traceback
+
+    log.error("%s", "".join(traceback.format_exception(error)))
+    what = f"internal error: {type(error).__name__}: {error}"
+    return NodeFault(what, hint="see: journalctl -t gres-mig", code="INTERNAL")
 
 
 def within_limit(work: Callable[[], T], limit_s: float = WORK_S) -> T:
@@ -102,7 +111,7 @@ def within_limit(work: Callable[[], T], limit_s: float = WORK_S) -> T:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def tell_fault(hook: Hook, error: GresMigError) -> bool:
+def tell_fault(hook: Hook, error: NodeFault) -> bool:
     """Say that this node cannot do its work: to the log, to `status`, and to the controller, which then drains it.
 
     False when the controller did not listen; then only the hook's exit code drains the node.

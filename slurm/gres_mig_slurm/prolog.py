@@ -7,7 +7,7 @@ import time
 
 from gres_mig import log, machine
 from gres_mig.deadline import operate
-from gres_mig.errors import Fault, GresMigError
+from gres_mig.errors import Fault, GresMigError, NodeFault
 from gres_mig.making import Ended
 from gres_mig.models import Allocation, Request
 from gres_mig.state import Store
@@ -29,19 +29,18 @@ def prepare(mine: Hook, rows: str) -> int:
     job = jobs.parse(rows, mine.job_id)
     if job is None:
         # Other tasks of its array were listed, and it was not.
-        handover.write(mine.handover, mine.job_id, mine.node, 0, ("STATE=unknown",))
+        handover.write(mine.handover, mine.job_id, mine.node, handover.unknown())
         return 0
     try:
-        wanted = jobs.request(job)
-        lines = handover.none()
-        if wanted is not None:
-            allocation = _allocate(mine, job, wanted)
-            lines = handover.given(allocation, told_by="batch" if job.batch_host == mine.node else "step")
-        # Not the user's where there is nothing to hide: the epilog trusts what only root can have written.
-        handover.write(mine.handover, mine.job_id, mine.node, job.uid if wanted else 0, lines)
-    except GresMigError as error:
-        return _without(mine, job, error)
-    return 0
+        try:
+            _hand_over(mine, job)
+        except GresMigError as error:
+            if error.fault is Fault.NODE:
+                raise
+            _without(mine, job, error)
+        return 0
+    except Exception as error:  # noqa: BLE001 - a fault of ours is the node's, and the job has to go on elsewhere
+        return _at_fault(mine, job, hook.as_fault(error))
 
 
 def delay_s(job: Job) -> int:
@@ -51,6 +50,16 @@ def delay_s(job: Job) -> int:
     """
     tripled: int = SHORTEST_DELAY_S * 3 ** min(job.restarts, 10)
     return min(tripled, LONGEST_DELAY_S)
+
+
+def _hand_over(mine: Hook, job: Job) -> None:
+    wanted = jobs.request(job)
+    if wanted is None:
+        handover.write(mine.handover, mine.job_id, mine.node, handover.none())
+        return
+    allocation = _allocate(mine, job, wanted)
+    lines = handover.given(allocation, told_by="batch" if job.batch_host == mine.node else "step")
+    handover.write(mine.handover, mine.job_id, mine.node, lines, uid=job.uid)
 
 
 def _allocate(mine: Hook, job: Job, wanted: Request) -> Allocation:
@@ -70,19 +79,19 @@ def _allocate(mine: Hook, job: Job, wanted: Request) -> Allocation:
     return allocation
 
 
-def _without(mine: Hook, job: Job, error: GresMigError) -> int:
+def _without(mine: Hook, job: Job, error: GresMigError) -> None:
     if isinstance(error, Ended):
         # Its epilog has been here already; a requeue would bring a cancelled job back.
         log.info("%s", error)
         handover.remove(mine.handover, mine.job_id, mine.node)
-        return 0
-    if error.fault is Fault.REQUEST:
+    elif error.fault is Fault.REQUEST:
         log.info("%s on %s fails: %s", job, mine.node, error)
-        handover.write(mine.handover, mine.job_id, mine.node, job.uid, handover.failed(str(error)))
-        return 0
-    if error.fault is Fault.CAPACITY:
+        handover.write(mine.handover, mine.job_id, mine.node, handover.failed(str(error)), uid=job.uid)
+    else:
         _put_back(mine, job, str(error), jobs.request(job))
-        return 0
+
+
+def _at_fault(mine: Hook, job: Job, error: NodeFault) -> int:
     drained = hook.tell_fault(mine, error)
     still_there = _put_back(mine, job, f"{mine.node} cannot make GPU instances: {error.message}")
     # For a job that its user has cancelled meanwhile, exit code 1 would have slurmd start it again, or report the
@@ -98,7 +107,7 @@ def _put_back(mine: Hook, job: Job, why: str, wanted: Request | None = None) -> 
     """
     from gres_mig_slurm import controller
 
-    handover.write(mine.handover, mine.job_id, mine.node, job.uid, handover.failed(why))
+    handover.write(mine.handover, mine.job_id, mine.node, handover.failed(why), uid=job.uid)
     try:
         if not job.batch:
             (controller.notify_and_cancel if wanted else controller.notify)(job, f"gres-mig: {why}")
@@ -106,7 +115,7 @@ def _put_back(mine: Hook, job: Job, why: str, wanted: Request | None = None) -> 
             return True
         controller.requeue(job)
         begin = controller.delay(job, delay_s(job))
-        log.info("%s on %s is tried again in %d s: %s", job, mine.node, delay_s(job), why)
+        log.info("%s on %s is tried again in %.0f s: %s", job, mine.node, begin - time.time(), why)
         if wanted:
             owner = str(mine.owner())
             waiting = Delayed(

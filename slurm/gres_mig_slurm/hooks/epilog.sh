@@ -62,6 +62,7 @@ case $gm_code in
 0) ;;
 # A node fault: the node has its reason.
 4) gm_code=1 ;;
+70) drain 'the epilog failed: see: journalctl -t gres-mig' ;;
 *) drain "the epilog ended with $gm_code: run: $PYTHON -I -c 'import gres_mig_slurm.epilog'" ;;
 esac
 go_on

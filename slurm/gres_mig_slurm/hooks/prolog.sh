@@ -83,6 +83,7 @@ case $gm_rows in
     0) ;;
     # A node fault: the node has its reason.
     4) exit 1 ;;
+    70) drain 'the prolog failed: see: journalctl -t gres-mig' ;;
     *) drain "the prolog ended with $gm_code: run: $PYTHON -I -c 'import gres_mig_slurm.prolog'" ;;
     esac
     ;;
