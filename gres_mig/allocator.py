@@ -147,7 +147,7 @@ class Allocator:
         return tuple(o for record in old if (o := self._settle(record, self._settings.lock_wait_s)))
 
     def adopt(self, owner: Owner, gpu_uuid: str, gi_id: int) -> Allocation:
-        """Record an existing instance as that owner's; creates nothing."""
+        """Record an existing instance as that owner's; creates nothing, and says the same when asked again."""
         with self._locked(gpu_uuid) as (_, gpu):
             instance = _instance(gpu, gi_id)
             if len(instance.compute_instances) != 1:
@@ -162,6 +162,8 @@ class Allocator:
             with self._store.transaction() as node:
                 for record in node.state.records:
                     if record.owner == owner or rooms.covers(record, instance):
+                        if record.owner == owner and isinstance(record, Allocation) and _matches(instance, record):
+                            return record
                         raise Conflict(
                             f"cannot adopt GPU instance {gi_id} of {gpu_uuid} for {owner}: {record.owner} has "
                             f"{record.profile_name} at {record.placement} of {record.gpu_uuid}",
