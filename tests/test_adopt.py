@@ -33,7 +33,7 @@ def test_what_one_owner_has_no_other_adopts(allocator: Allocator, node: Node) ->
     made = node.make(0, "1g.24gb", 3)
     allocator.adopt(ALICE, node.uuids[0], made.id)
 
-    with pytest.raises(Conflict, match="manual:alice has 1g.24gb at 3:3"):
+    with pytest.raises(Conflict, match=r"manual:alice has 1g\.24gb at 3:3"):
         allocator.adopt(BOB, node.uuids[0], made.id)
 
 
@@ -41,7 +41,7 @@ def test_an_owner_that_has_one_adopts_no_second(allocator: Allocator, node: Node
     allocator.allocate(ALICE, Request(8000))
     other = node.make(0, "1g.24gb", 9)
 
-    with pytest.raises(Conflict, match="manual:alice has 1g.24gb at 0:3"):
+    with pytest.raises(Conflict, match=r"manual:alice has 1g\.24gb at 0:3"):
         allocator.adopt(ALICE, node.uuids[0], other.id)
 
 
