@@ -30,7 +30,7 @@ from gres_mig.models import (
 )
 from gres_mig.nvml import INSUFFICIENT_RESOURCES, Refused, Session
 from gres_mig.rooms import Held
-from gres_mig.settle import Outcome, Settler, as_release, at
+from gres_mig.settle import Outcome, Settler, as_release, at, matches
 from gres_mig.state import Store
 from gres_mig.values import Value, replace
 
@@ -162,7 +162,7 @@ class Allocator:
             with self._store.transaction() as node:
                 for record in node.state.records:
                     if record.owner == owner or rooms.covers(record, instance):
-                        if record.owner == owner and isinstance(record, Allocation) and _matches(instance, record):
+                        if record.owner == owner and isinstance(record, Allocation) and matches(instance, record):
                             return record
                         raise Conflict(
                             f"cannot adopt GPU instance {gi_id} of {gpu_uuid} for {owner}: {record.owner} has "
@@ -296,7 +296,7 @@ class Allocator:
                     raise ChooseAgain
                 if node.state.ended(record.owner) > begin:
                     raise Ended(f"{record.owner} was ended while it asked")
-                if isinstance(record, Allocation) and _matches(at(gpu, record), record):
+                if isinstance(record, Allocation) and matches(at(gpu, record), record):
                     if record.request != request:
                         raise Conflict(
                             f"{record.owner} holds {record.profile_name} for {record.request}; it cannot also "
@@ -345,11 +345,11 @@ class Allocator:
 
     def _mark_if_lost(self, record: Allocation, seen: Gpu) -> Outcome | None:
         try:
-            if _matches(at(seen, record), record):
+            if matches(at(seen, record), record):
                 return None
             with self._locked(record.gpu_uuid, _RECONCILE_WAIT_S) as (_, gpu), self._store.transaction() as node:
                 current = node.state.get(record.nonce)
-                if not isinstance(current, Allocation) or _matches(at(gpu, current), current):
+                if not isinstance(current, Allocation) or matches(at(gpu, current), current):
                     return None
                 lost = replace(current, lost=True)
                 node.save(node.state.put(lost), gpus=())
@@ -384,14 +384,6 @@ class Allocator:
             "since": self._clock(),
             "witnesses": witnesses,
         }
-
-
-def _matches(instance: Instance | None, record: Allocation) -> bool:
-    return (
-        instance is not None
-        and instance.id == record.gi_id
-        and any((c.id, c.mig_uuid) == (record.ci_id, record.mig_uuid) for c in instance.compute_instances)
-    )
 
 
 def _instance(gpu: Gpu, gi_id: int) -> Instance:

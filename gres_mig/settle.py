@@ -53,6 +53,15 @@ def at(gpu: Gpu, record: Record) -> Instance | None:
     )
 
 
+def matches(instance: Instance | None, record: Allocation) -> bool:
+    """Whether that instance is the very one of the allocation."""
+    return (
+        instance is not None
+        and instance.id == record.gi_id
+        and any((c.id, c.mig_uuid) == (record.ci_id, record.mig_uuid) for c in instance.compute_instances)
+    )
+
+
 class Settler:
     """Settles releases of one GPU, whose lock the caller holds."""
 

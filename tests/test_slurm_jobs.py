@@ -71,7 +71,7 @@ def test_a_batch_job_runs_on_an_instance_that_was_made_for_it_and_is_gone_afterw
 
 def test_sizes_are_counted_as_slurm_counts_them(cluster: Cluster) -> None:
     asked = {"8000": "1g.24gb", "8K": "1g.24gb", "24K": "2g.48gb", "50000": "4g.96gb"}
-    jobs = {text: cluster.sbatch(f"--gres=migmem:{text}", script="echo $GRES_MIG_PROFILE") for text in asked}
+    jobs = {text: cluster.sbatch(f"--gres=migmem:{text}", "-wn1", script="echo $GRES_MIG_PROFILE") for text in asked}
     for job in jobs.values():
         cluster.wait(job, "COMPLETED")
 
