@@ -61,7 +61,7 @@ class Maker:
             raise
 
     def _make_when_unused(self, intent: Intent) -> Allocation:
-        deadline, pause = time.monotonic() + self._settings.in_use_wait_s, 0.02
+        deadline, pause = time.monotonic() + self._settings.in_use_limit_s, 0.02
         while True:
             try:
                 with self._access.session(intent.gpu_uuid) as (driver, gpu):

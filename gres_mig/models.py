@@ -323,6 +323,11 @@ class Settings(Value):
     aged_s: float = 300.0
     """A request that has waited longer than this for a place has one kept free for it."""
 
+    @property
+    def in_use_limit_s(self) -> float:
+        """How long one call is repeated while the driver says in use: never so long that it would pass for a hang."""
+        return min(self.in_use_wait_s, self.hardware_timeout_s / 4)
+
     def manages(self, gpu: Gpu) -> bool:
         """Whether mutating calls may reach this GPU."""
         return self.managed == ("*",) or gpu.uuid in self.managed or gpu.pci_bus_id.lower() in self.managed

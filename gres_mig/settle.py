@@ -188,7 +188,7 @@ class Settler:
             return self._forget(node.save, node.state, record, "released" if left is None else "foreign")
 
     def _try(self, destroy: Callable[..., None], *what: object) -> str:
-        deadline = time.monotonic() + self._settings.in_use_wait_s
+        deadline = time.monotonic() + self._settings.in_use_limit_s
         pause = 0.02
         while True:
             try:

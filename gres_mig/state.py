@@ -201,7 +201,8 @@ class Store:
         path = os.path.join(self._run_dir, "public.json")
         now = time.time()
         if gpus:
-            shown, looked = [plain_of(gpu) for gpu in gpus], now
+            # Foreign instances only: one of ours is in the records, and may be gone before the next look.
+            shown, looked = [plain_of(_without_ours(gpu, state)) for gpu in gpus], now
         else:
             # What was last seen of the hardware; a reader sees by `looked` how old it is.
             try:
@@ -277,6 +278,12 @@ def _replace(path: str, data: bytes, mode: int, *, durable: bool = True) -> None
             log.warning("syncing the folder of %s: %s", path, error.strerror)
     finally:
         os.close(folder)
+
+
+def _without_ours(gpu: Gpu, state: State) -> Gpu:
+    ours = [record.placement for record in state.records if record.gpu_uuid == gpu.uuid]
+    foreign = (i for i in gpu.instances if not any(i.placement.overlaps(placement) for placement in ours))
+    return replace(gpu, instances=tuple(foreign))
 
 
 def _same_file(descriptor: int, path: str) -> bool:
