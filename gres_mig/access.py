@@ -31,7 +31,7 @@ class Access:
         """A fresh session and the GPU as it is now; `NotPermitted` where it is not managed."""
         self._watch(gpu_uuid)
         try:
-            with Session(self._settings.simulator) as driver:
+            with Session(self._settings.simulator, self._watch) as driver:
                 gpu = driver.gpu(gpu_uuid)
                 if not self._settings.manages(gpu):
                     raise NotPermitted(
@@ -50,12 +50,11 @@ class Access:
         fences = self._store.read().fences
 
         def reading(gpu: Gpu) -> str:
-            self._watch(gpu.uuid)
             return f"fenced: {fences[gpu.uuid].reason}" if gpu.uuid in fences else ""
 
         self._watch("the driver")
         try:
-            with Session(self._settings.simulator) as driver:
+            with Session(self._settings.simulator, self._watch) as driver:
                 gpus = driver.gpus(lambda gpu: everything or not gpu.uuid or self._settings.manages(gpu), reading)
         finally:
             self._watch("")

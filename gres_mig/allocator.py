@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from gres_mig import log, machine, placement, rooms
 from gres_mig.access import Access
 from gres_mig.errors import BadRequest, Busy, Conflict, GresMigError, NoCapacity, NodeFault, StateError
-from gres_mig.making import ChooseAgain, Ended, Guard, Maker
+from gres_mig.making import ChooseAgain, Ended, Guard, Maker, environment_only
 from gres_mig.models import (
     Allocation,
     Fence,
@@ -30,7 +30,7 @@ from gres_mig.models import (
 )
 from gres_mig.nvml import INSUFFICIENT_RESOURCES, Refused, Session
 from gres_mig.rooms import Held
-from gres_mig.settle import Outcome, Settler, as_release, at, matches
+from gres_mig.settle import Outcome, Settler, as_release, at, is_due, matches, nobody_can_tell
 from gres_mig.state import Store
 from gres_mig.values import Value, replace
 
@@ -46,11 +46,6 @@ class Grant(Value):
 
     allocation: Allocation
     created: bool
-
-
-def environment_only(gpu: Gpu, instance: Instance) -> str:
-    """The guard that locks nothing: the owner is told its instance, nothing keeps others off it."""
-    return "env"
 
 
 def witnesses_alive(record: Record) -> bool | None:
@@ -199,7 +194,7 @@ class Allocator:
         for record in state.records:
             # A GPU whose lock is held is left for the next time: one that hangs must not keep the others waiting.
             if isinstance(record, Release):
-                if now or record.stuck is None or record.stuck.next_try <= self._clock():
+                if now or record.stuck is None or is_due(record.stuck, self._clock()):
                     outcomes.append(self._settle(record, _RECONCILE_WAIT_S))
             elif self._is_over(record):
                 if self._mark_release(record):
@@ -213,17 +208,24 @@ class Allocator:
         return tuple(outcome for outcome in outcomes if outcome)
 
     def reclaim_foreign(self, gpu_uuid: str, gi_id: int) -> Instance:
-        """Destroy an instance that no record names, because an admin said so; `Busy` when it is in use."""
+        """Destroy what no record names, because an admin said so; `Busy` when it is in use.
+
+        A bare instance that is kept because nobody can tell whose it is (`bare = "quarantine"`) goes with its record.
+        """
         with self._locked(gpu_uuid) as (driver, gpu):
             instance = _instance(gpu, gi_id)
-            for record in self._store.read().records:
-                if rooms.covers(record, instance):
+            covering = [r for r in self._store.read().records if rooms.covers(r, instance)]
+            for record in covering:
+                if not nobody_can_tell(record):
                     raise Conflict(
                         f"GPU instance {gi_id} of {gpu_uuid} is not foreign: it is recorded for {record.owner}",
                         hint=f"run: gres-mig reclaim {record.owner}",
                         blockers=(str(record.owner),),
                     )
             self._settler.destroy_foreign(driver, gpu, instance)
+            with self._store.transaction() as node:
+                for record in covering:
+                    node.save(node.state.without(record.nonce), giving_back=True)
         log.info("destroyed foreign GPU instance %d of %s", gi_id, gpu_uuid)
         return instance
 
@@ -332,7 +334,9 @@ class Allocator:
     def _is_over(self, record: Record) -> bool:
         if isinstance(record, Intent):
             return not machine.alive(record.maker)
-        return self._clock() - record.since >= self._settings.young_s and self._alive(record) is False
+        # A clock that was set back makes nothing young again.
+        young = 0 <= self._clock() - record.since < self._settings.young_s
+        return not young and self._alive(record) is False
 
     def _mark_release(self, record: Record) -> bool:
         with self._store.transaction() as node:

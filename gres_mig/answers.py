@@ -22,7 +22,7 @@ _SAID = {
     "released": "released",
     "gone": "nothing of it was left",
     "foreign": "what is there is not its instance any more and was left alone",
-    "stuck": "in use; recorded, tried again later",
+    "stuck": "not given back yet; its place is withheld and it is tried again",
     "waiting": "to be settled by the next reconcile",
     "lost": "lost",
 }

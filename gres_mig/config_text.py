@@ -65,7 +65,9 @@ def write(settings: Settings, gpus: Sequence[Gpu] = ()) -> None:
     folder = os.path.dirname(file)
     temporary = f"{file}.{os.getpid()}"
     try:
-        os.makedirs(folder, 0o755, exist_ok=True)
+        if not os.path.isdir(folder):
+            os.makedirs(folder, 0o755, exist_ok=True)
+            os.chmod(folder, 0o755)
         with open(temporary, "w", encoding="utf-8") as stream:
             os.fchmod(stream.fileno(), 0o644)
             stream.write(render(settings, gpus))

@@ -93,7 +93,8 @@ def holders(nodes: Iterable[str]) -> tuple[Process, ...]:
 def describe(pid: int) -> str:
     """`pid 4711 python3 (alice)`; what is known of it, if it is still there."""
     try:
-        command = _read(f"/proc/{pid}/comm").strip()
+        # A process names itself as it likes: nothing of it may move a terminal's cursor or begin a line.
+        command = "".join(c if c.isprintable() else "?" for c in _read(f"/proc/{pid}/comm").strip())
         uid = os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return f"pid {pid}"

@@ -18,6 +18,11 @@ Guard = Callable[[Gpu, Instance], str]
 """Runs between compute instance and commit, with the GPU's lock held; returns what isolates the owner, or raises."""
 
 
+def environment_only(gpu: Gpu, instance: Instance) -> str:
+    """The guard that locks nothing: the owner is told its instance, nothing keeps others off it."""
+    return "env"
+
+
 class Ended(NoCapacity):
     """The owner's work ended while its instance was being made; nothing is held."""
 

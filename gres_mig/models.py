@@ -122,6 +122,16 @@ class Gpu(Value):
         """The profile of that driver id on this GPU."""
         return next((p for p in self.profiles if p.id == profile_id), None)
 
+    def mode_trouble(self) -> str:
+        """Why MIG keeps instances from being made on it; empty when it does not."""
+        if self.mig_current is None:
+            return "this board has no MIG"
+        if self.mig_current != self.mig_pending:
+            return f"a change of MIG mode to {'on' if self.mig_pending else 'off'} is pending"
+        if not self.mig_current:
+            return "MIG mode is off"
+        return "" if self.profiles else "NVML lists no GPU instance profile for it"
+
     @property
     def slices(self) -> int:
         """Memory slices of the GPU: the end of its last placement (8 on an H200, 12 on an RTX PRO 6000)."""

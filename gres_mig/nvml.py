@@ -75,11 +75,13 @@ class Session:
     Handles are good for one session; a look in a new one is the truth after another process changed a GPU.
     """
 
-    def __init__(self, simulator: str = "") -> None:
+    def __init__(self, simulator: str = "", watch: Callable[[str], None] = lambda where: None) -> None:
+        """`watch` hears which GPU is read next: `GPU 3` until its UUID is known, then that."""
         if simulator:
             from gres_mig import simulator as simulated
 
             simulated.install(simulator)
+        self._watch = watch
         self._handles: dict[str, Any] = {}
         self._compute_profiles: dict[tuple[str, int], list[Any]] = {}
         self._slices: dict[tuple[str, int], int] = {}
@@ -104,10 +106,8 @@ class Session:
 
     def versions(self) -> tuple[str, str]:
         """Driver and NVML version."""
-        return (
-            _call("reading the driver version", pynvml.nvmlSystemGetDriverVersion),
-            _call("reading the NVML version", pynvml.nvmlSystemGetNVMLVersion),
-        )
+        driver = _call("reading the driver version", pynvml.nvmlSystemGetDriverVersion)
+        return driver, _call("reading the NVML version", pynvml.nvmlSystemGetNVMLVersion)
 
     def gpus(self, wanted: Callable[[Gpu], bool], reading: Callable[[Gpu], str] = lambda gpu: "") -> tuple[Gpu, ...]:
         """Physical GPUs that are wanted, in NVML's order, with profiles and instances.
@@ -203,6 +203,7 @@ class Session:
         return tuple(sorted(pids))
 
     def _identity(self, index: int) -> Gpu:
+        self._watch(f"GPU {index}")
         gpu = Gpu("", index, -1, "", "", 0, None, None)
         try:
             handle = _call(f"opening GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
@@ -217,6 +218,7 @@ class Session:
             return replace(gpu, trouble=error.message, lost=error.code == "GPULOST")
 
     def _deep(self, gpu: Gpu) -> Gpu:
+        self._watch(gpu.uuid)
         handle = self._handles[gpu.uuid]
         profiles = tuple(_profiles(handle))
         self._slices.update({(gpu.uuid, p.id): p.compute_slices for p in profiles})
@@ -232,7 +234,7 @@ class Session:
             instances = tuple(self._instances(gpu, handle))
             full = frozenset(p.id for p in profiles if _remaining(handle, p.id) == 0)
             gpu = replace(gpu, instances=instances, full_profiles=full)
-        return replace(gpu, trouble=_mode_trouble(gpu))
+        return replace(gpu, trouble=gpu.mode_trouble())
 
     def _instances(self, gpu: Gpu, handle: Any) -> Iterator[Instance]:
         # By GPU instance, not by MIG device: one that a crash left without a compute instance is no MIG device,
@@ -368,16 +370,6 @@ def _memory_mib(handle: Any, profiles: tuple[Profile, ...]) -> int:
 def _remaining(handle: Any, profile_id: int) -> int | None:
     doing = f"reading how many of profile {profile_id} still fit"
     return _unless(_CANNOT_TELL, doing, pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity, handle, profile_id)
-
-
-def _mode_trouble(gpu: Gpu) -> str:
-    if gpu.mig_current is None:
-        return "this board has no MIG"
-    if gpu.mig_current != gpu.mig_pending:
-        return f"a change of MIG mode to {'on' if gpu.mig_pending else 'off'} is pending"
-    if not gpu.mig_current:
-        return "MIG mode is off"
-    return "" if gpu.profiles else "NVML lists no GPU instance profile for it"
 
 
 def _compute_profiles(handle: Any, doing: str) -> Iterator[Any]:

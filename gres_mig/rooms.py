@@ -56,7 +56,8 @@ def room(gpu: Gpu, state: State) -> placement.Room:
     elif state.distrusted and (strangers := unnamed(gpu, state)):
         closed = (
             f"the node's records were damaged and {len(strangers)} instances on it are not recorded; "
-            f"run: gres-mig adopt OWNER {gpu.uuid}:{strangers[0].id}, or gres-mig reclaim --foreign"
+            f"run: gres-mig adopt OWNER {gpu.uuid}:{strangers[0].id}, "
+            f"or: gres-mig reclaim --foreign {gpu.uuid}:{strangers[0].id} --yes"
         )
     busy = (*there, *(r.placement for r in records))
     return placement.Room(gpu, busy, held, gpu.full_profiles, closed)

@@ -39,7 +39,7 @@ Type=notify
 ExecStart={command}
 ExecReload=/bin/kill -HUP $MAINPID
 # What is in a driver call is not killed with the service; it is left to end by itself.
-KillMode=mixed
+KillMode=process
 Restart=always
 RestartSec=5
 TimeoutStartSec=60
@@ -100,6 +100,8 @@ class Service:
                 _reap(child)
                 return
             self._hear(min(deadline, time.monotonic() + 1.0))
+            # The service is well as long as it watches its child; the child has a limit of its own.
+            notify("WATCHDOG=1")
         notify("WATCHDOG=1")
 
     def _rest(self, until: float) -> None:
@@ -141,8 +143,12 @@ def notify(*lines: str) -> None:
 def _only_one(settings: Settings) -> int:
     path = os.path.join(settings.run_dir, "service.lock")
     try:
-        os.makedirs(settings.run_dir, 0o755, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if not os.path.isdir(settings.run_dir):
+            os.makedirs(settings.run_dir, 0o755, exist_ok=True)
+            os.chmod(settings.run_dir, 0o755)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Who can open it for reading can hold a lock on it, and so keep the service from starting.
+        os.fchmod(descriptor, 0o600)
     except OSError as error:
         raise StateError(f"locking {path}: {error.strerror}") from error
     try:

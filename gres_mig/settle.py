@@ -62,6 +62,16 @@ def matches(instance: Instance | None, record: Allocation) -> bool:
     )
 
 
+def nobody_can_tell(record: Record) -> bool:
+    """Whether it is a stuck release that does not know which instance it made, if any."""
+    return isinstance(record, Release) and record.stuck is not None and (record.gi_id is None or not record.ci)
+
+
+def is_due(stuck: Stuck, now: float) -> bool:
+    """Whether it is time to try again; further ahead than the longest pause means that the clock was set back."""
+    return not 0 < stuck.next_try - now <= _LONGEST_BACK_OFF_S
+
+
 class Settler:
     """Settles releases of one GPU, whose lock the caller holds."""
 
@@ -153,7 +163,7 @@ class Settler:
         if self._settings.bare == "quarantine":
             stuck = record.stuck or Stuck(now, 1, now, ("a bare instance; adopt or reclaim it by hand",))
             return replace(record, stuck=replace(stuck, next_try=now + _LONGEST_BACK_OFF_S))
-        if not record.bare_since:
+        if not record.bare_since or record.bare_since > now:
             return replace(record, bare_since=now)
         return record if now - record.bare_since < self._settings.bare_grace_s else None
 

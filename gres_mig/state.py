@@ -127,7 +127,9 @@ class Store:
         for folder, mode in ((self._state_dir, 0o700), (self._run_dir, 0o755)):
             with self._errors("making", folder):
                 if not os.path.isdir(folder):
-                    os.makedirs(folder, mode, exist_ok=True)
+                    os.makedirs(folder, 0o755, exist_ok=True)
+                    # Whatever the umask is: a job's task has to get at what is in the run folder.
+                    os.chmod(folder, mode)
 
     def _read(self) -> State:
         try:

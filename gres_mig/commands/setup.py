@@ -13,9 +13,9 @@ from gres_mig import config
 from gres_mig.answers import emit, for_root
 from gres_mig.cli import Node, json_option, pass_node
 from gres_mig.commands import boot_unit, node_files
-from gres_mig.errors import BadRequest
+from gres_mig.errors import BadRequest, NodeFault
+from gres_mig.look import look
 from gres_mig.models import Gpu, Settings
-from gres_mig.nvml import Session
 from gres_mig.values import replace
 
 
@@ -37,8 +37,10 @@ def setup(node: Node, gpus: str | None, dry_run: bool, write: bool, mig_at_boot:
         raise BadRequest("--dry-run and --write are opposites", hint="leave one of them out")
     before = _existing(node)
     settings = for_root(before, "setup --write") if write else before
-    with Session(settings.simulator) as driver:
-        found = driver.gpus(lambda gpu: True)
+    seen = look(settings)
+    found = seen.gpus
+    if not found and seen.notes:
+        raise NodeFault(seen.notes[0])
     settings = replace(settings, managed=_managed(gpus, settings, found))
     if mig_at_boot is not None:
         settings = replace(settings, mig_at_boot=mig_at_boot)
