@@ -113,7 +113,8 @@ def test_a_module_is_one_idea_read_in_one_sitting(module: Path) -> None:
 def texts() -> Iterator[tuple[Path, str]]:
     """Every text file of the project."""
     for folder, folders, files in os.walk(ROOT):
-        folders[:] = [name for name in folders if name not in NOT_SOURCE and not name.endswith(("_cache", ".egg-info"))]
+        folders[:] = [name for name in folders if name not in NOT_SOURCE and not name.endswith(".egg-info")]
+        folders[:] = [name for name in folders if not name.startswith(".") or name == ".ci"]
         for name in files:
             content = (Path(folder) / name).read_bytes()
             if b"\0" not in content:
