@@ -11,21 +11,27 @@ INSTALL := PYTHON=$(PYTHON) .ci/venv $(VENV)
 # Arguments for pytest, as in: make test T='tests/test_sizes.py -k decimals'
 T ?=
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test test-slurm-trixie lint bench clean
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
 	@echo 'make lint    ruff, mypy, import-linter'
+	@echo 'make test-slurm-trixie   the tests on a real Slurm, on that of Debian trixie; as root, with debootstrap'
 	@echo 'make bench   the benchmarks whose figures stand in docs/'
 	@echo 'make clean   remove what these made'
 
 demo: $(VENV)/.has-demo
+	@[ "$$(id -u)" != 0 ] || .ci/slurm-packages
 	@$(BIN)/gres-mig demo
 
 # With GRES_MIG_CI=1 a skipped test fails (tests/no_skips.py); otherwise pytest names what it skipped at its end.
 test: lint
 	@.ci/slurm-packages
 	@$(BIN)/python -m pytest -p tests.no_skips $(T)
+
+# Its venv is there for its pip only: the tests run in one of their own, under .trixie, which `make clean` leaves there.
+test-slurm-trixie: $(VENV)/.has-demo
+	@VENV=$(VENV) .ci/slurm-trixie $(T)
 
 lint: $(VENV)/.has-dev
 	$(BIN)/ruff check .
@@ -36,6 +42,7 @@ lint: $(VENV)/.has-dev
 bench: $(VENV)/.has-bench
 	$(BIN)/python bench/placement.py
 	$(BIN)/python bench/latency.py
+	$(BIN)/python bench/slurm.py
 
 # One stamp for each set of packages: a second run installs nothing until pyproject.toml changes.
 $(VENV)/.has-%: pyproject.toml .ci/venv

@@ -25,7 +25,7 @@ from gres_mig.values import replace
 THOROUGH = os.environ.get("GRES_MIG_THOROUGH", "") not in {"", "0"}
 pytestmark = pytest.mark.timeout(3600 if THOROUGH else 300)
 
-PROCESSES, PAIRS = (64, 10_000) if THOROUGH else (16, 400)
+PROCESSES, PAIRS = (64, 10_000) if THOROUGH else (16, 320)
 
 SIZES = {5_000: "1g.6gb", 10_000: "2g.12gb", 20_000: "4g.24gb"}
 """What is asked for, and the only profile that is right for it."""
@@ -148,14 +148,14 @@ def test_no_place_has_two_owners_and_nobody_is_refused_while_there_is_one(node: 
         allocator, dice = allocator_of(settings), random.Random(number)
         history: list[Ask | Return] = []
         mine: list[str] = []
-        turns = PAIRS // PROCESSES
-        for turn in range(turns):
-            asked = ask(allocator, f"manual:p{number}.{turn}", dice.choice(list(SIZES)))
+        while sum(isinstance(entry, Return) for entry in history) < PAIRS // PROCESSES:
+            asked = ask(allocator, f"manual:p{number}.{len(history)}", dice.choices(list(SIZES), (5, 2, 1))[0])
             history.append(asked)
             mine += [asked.owner] if asked.place else []
-            # Some hold more than one, so that all together want more than there is.
-            while len(mine) > dice.randrange(4) or (mine and turn == turns - 1):
+            # Few hold more than one, so that all together want more than there is.
+            while len(mine) > dice.randrange(max(1, 64 // PROCESSES)):
                 history.append(give_back(allocator, mine.pop(dice.randrange(len(mine)))))
+        history += [give_back(allocator, owner) for owner in mine]
         return history
 
     history = [entry for entries in each(work, range(PROCESSES), together=True) for entry in entries]
@@ -166,7 +166,7 @@ def test_no_place_has_two_owners_and_nobody_is_refused_while_there_is_one(node: 
     assert [a for a in asks if a.place and (a.profile != SIZES[a.mib] or a.place[1:] not in PLACES[a.profile])] == []
     assert list(doubles(held)) == []
     assert [refusal for refusal in refusals if wrongly_refused(refusal, held, node.uuids)] == []
-    assert len(held) > PAIRS // 4
+    assert len(held) >= PAIRS // PROCESSES * PROCESSES
     assert len(refusals) > PAIRS // 50
     assert node.instances() == []
     assert Store(settings, node.boot_id).read().records == ()

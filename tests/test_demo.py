@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from command_line import Answer, here, run
 
-from gres_mig.demo import Demo
+from gres_mig.demo.node import Demo
+from gres_mig.demo.slurm import SlurmDemo, left_out
 from gres_mig.errors import NodeFault
 from gres_mig.show import Paper
 from gres_mig.simulator.admin import Node
@@ -127,3 +130,110 @@ def test_what_differs_ends_the_command_with_an_error_and_leaves_no_folder(tmp_pa
     assert answer.code == 4
     assert "simulate create" in answer.plain["error"]["message"]
     assert os.listdir(tmp_path) == []
+
+
+def test_without_slurm_it_says_in_one_paragraph_what_is_left_out_and_what_to_type(told: Answer) -> None:
+    """Here Slurm's accounts could not enter the folder, where there is Slurm at all."""
+    (said,) = re.findall(r"^Left out: .*?\n\n", told.out, re.MULTILINE | re.DOTALL)
+
+    assert re.search(r" type: (\S+ )?\S+", " ".join(said.split()))
+    assert "sbatch" not in told.out
+
+
+@pytest.fixture(scope="module")
+def public() -> Iterator[Path]:
+    """A folder that Slurm's accounts may enter, where a cluster can be brought up."""
+    folder = Path(tempfile.mkdtemp(prefix="gres-mig-"))
+    try:
+        folder.chmod(0o755)
+        if reason := left_out(str(folder / "demo")):
+            pytest.skip(f"no Slurm: {reason}")
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def on_slurm(public: Path) -> Answer:
+    """The whole story, with the part that Slurm plays."""
+    return run("demo", TMPDIR=str(public), COLUMNS="80")
+
+
+def test_where_slurm_is_there_it_plays_its_part(on_slurm: Answer) -> None:
+    chapters = re.findall(r"^(\d+)\. ", on_slurm.out, re.MULTILINE)
+
+    assert (on_slurm.code, on_slurm.err) == (0, "")
+    assert chapters == [str(number) for number in range(1, 18)]
+    assert "Left out" not in on_slurm.out
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "$ sbatch --job-name=alice --gres=migmem:8000 alice.sh",
+        "migmem: 8,000 MiB counts as 24,320 MiB: what 1g.24gb (24,192 MiB) takes of a GPU",
+        "four jobs share the one GPU of n1",
+        "the fifth job and a bigger one are on n2",
+        "dave's program beside it counted on from",
+        "7 grace PENDING BeginTime",
+        "slurm:lab:7 waits for 30,000 MiB",
+        "no node is drained for it",
+        "it has the place that opened",
+        "no instance is left on either node",
+        "nothing of it runs any more",
+    ],
+)
+def test_slurms_part_tells(on_slurm: Answer, part: str) -> None:
+    assert part in on_slurm.out
+
+
+def test_slurms_part_draws_both_nodes(on_slurm: Answer) -> None:
+    maps = re.findall(r"^on (n\d):\n.*\n\nGPU 0 ", on_slurm.out, re.MULTILINE)
+
+    assert maps == ["n1", "n2", "n1", "n1"]
+    assert "│1g.24gb ═════════│     ┊     ┊     │2g.48gb ═══════════════════════════│" in on_slurm.out
+
+
+def test_nothing_of_it_is_left(on_slurm: Answer, public: Path) -> None:
+    assert on_slurm.code == 0
+    assert os.listdir(public) == []
+
+
+def test_a_story_on_slurm_that_differs_leaves_no_daemon(public: Path) -> None:
+    folder = public / "differs"
+
+    def say(text: str) -> None:
+        if "Jobs ask Slurm" in text:
+            Node(folder / "n2").make(0, "1g.24gb")
+
+    demo = SlurmDemo(str(folder), say, Paper(), 0)
+    with pytest.raises(NodeFault, match="n2 is untouched"):
+        demo.tell()
+    left = demo._lab.processes()
+    shutil.rmtree(folder)
+
+    assert left == []
+
+
+def test_a_demo_that_is_told_to_stop_leaves_no_daemon(public: Path) -> None:
+    words, variables = command("demo"), environment(TMPDIR=str(public), PYTHONUNBUFFERED="1")
+    with subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "sinfo" in line:
+                break
+        process.terminate()
+        process.stdout.read()
+    mark = f"SLURM_CONF={public}/".encode()
+    running = [entry for entry in Path("/proc").glob("[0-9]*/environ") if mark in _read(entry)]
+
+    assert process.returncode == 128 + signal.SIGTERM
+    assert running == []
+    assert os.listdir(public) == []
+
+
+def _read(environ: Path) -> bytes:
+    try:
+        return environ.read_bytes()
+    except OSError:
+        return b""

@@ -7,6 +7,7 @@ import pwd
 import shutil
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -92,14 +93,14 @@ def started(log: Path) -> int:
 # What a hook hands over, and what it costs.
 
 
-def test_the_hand_over_is_readable_to_the_jobs_user_alone(cluster: Cluster, job: int) -> None:
+def test_the_hand_over_is_roots_and_readable_to_the_jobs_user(cluster: Cluster, job: int) -> None:
     assert hook(cluster, "prolog", given(cluster, job)).returncode == 0
     status = (cluster.handover / f"{job}.n1").stat()
     (instance,) = cluster.instances("n1")
     lines = handed_over(cluster, job)
     hook(cluster, "epilog", given(cluster, job))
 
-    assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o400, UID)
+    assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o444, 0)
     assert lines["STATE"] == "given"
     assert lines["CUDA_VISIBLE_DEVICES"] == lines["NVIDIA_VISIBLE_DEVICES"] == instance.mig_uuids[0]
     assert stat.S_IMODE(cluster.handover.stat().st_mode) == 0o755
@@ -259,7 +260,7 @@ def test_the_umask_changes_no_mode(cluster: Cluster, job: int, mask: int) -> Non
     hook(cluster, "epilog", given(cluster, job), umask=mask)
 
     assert ran.returncode == 0
-    assert modes == [0o755, 0o400]
+    assert modes == [0o755, 0o444]
     assert records == 0o600
     assert cluster.instances("n1") == []
 
@@ -322,15 +323,69 @@ def test_only_root_may_run_prolog_and_epilog(cluster: Cluster, job: int) -> None
     assert len(before["records"]) == 1
 
 
-def test_a_user_who_changes_his_own_hand_over_does_not_keep_his_instance(cluster: Cluster, job: int) -> None:
+def test_a_user_cannot_change_his_own_hand_over(cluster: Cluster, job: int) -> None:
     hook(cluster, "prolog", given(cluster, job))
     file = cluster.handover / f"{job}.n1"
-    forge = f"chmod u+w {file} && echo STATE=none >{file}"
-    subprocess.run(["/bin/sh", "-c", forge], user=UID, group=UID, extra_groups=[], check=True)
+    before = file.read_text()
+    for forge in (f"chmod u+w {file}", f"echo STATE=none >{file}", f"rm -f {file}", f"ln {file} {file}.mine"):
+        ran = subprocess.run(["/bin/sh", "-c", forge], user=UID, group=UID, extra_groups=[], check=False)
+        assert ran.returncode != 0, forge
+    after = file.read_text()
     hook(cluster, "epilog", given(cluster, job))
 
+    assert before == after
     assert cluster.instances("n1") == []
-    assert not file.exists()
+    assert list(cluster.handover.iterdir()) == []
+
+
+@pytest.mark.parametrize("which", ["job", "plain"])
+@pytest.mark.parametrize("closed", ["slurm", "."])
+def test_where_a_user_cannot_look_for_the_hand_over_only_migmem_is_refused(
+    cluster: Cluster, request: pytest.FixtureRequest, which: str, closed: str
+) -> None:
+    env = {**given(cluster, request.getfixturevalue(which)), "SLURM_STEP_ID": "0"}
+    folder = cluster.handover.parent / closed
+    hook(cluster, "prolog", env)
+    folder.chmod(0o700)
+    try:
+        ran = hook(cluster, "task_prolog", env, user=UID, group=UID, extra_groups=[])
+    finally:
+        folder.chmod(0o755)
+    hook(cluster, "epilog", env)
+
+    assert ran.returncode == (which == "job")
+    assert ("this node did not prepare the job" in ran.stdout) == (which == "job")
+    assert "export" not in ran.stdout
+
+
+@pytest.mark.parametrize("first", ["", "9999999     |1   |\n"])
+def test_a_job_that_squeue_lists_after_others_of_its_array_is_known(cluster: Cluster, plain: int, first: str) -> None:
+    rows = f"{first}{plain}         |{plain}    |"
+    with cluster.stand_before("squeue", f"printf '%s\\n' '{rows}'; exit 0"):
+        hook(cluster, "prolog", given(cluster, plain))
+        lines = handed_over(cluster, plain)
+        (cluster.handover / f"{plain}.n1").unlink()
+        task = hook(cluster, "task_prolog", given(cluster, plain))
+    hook(cluster, "epilog", given(cluster, plain))
+
+    assert lines == {"STATE": "none"}
+    # Of whom nobody knows, sees no GPU.
+    assert task.stdout == ""
+
+
+@pytest.mark.parametrize("name", ["prolog", "epilog"])
+def test_a_hook_whose_shell_is_gone_does_nothing(cluster: Cluster, job: int, name: str) -> None:
+    with subprocess.Popen(["/bin/true"]) as gone:
+        gone.wait()
+    before = cluster.state_of("n1")
+    words = [str(job), "n1", "lab", str(cluster.gpus("n1") / "config.toml"), str(cluster.handover), str(gone.pid)]
+    command = [sys.executable, "-I", "-m", f"gres_mig_slurm.{name}", *words]
+    ran = subprocess.run(command, input="", env=given(cluster, job), capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 70
+    assert "was ended from outside; nothing was changed" in ran.stderr
+    assert cluster.state_of("n1") == before
+    assert list(cluster.handover.iterdir()) == []
 
 
 # Out of turn.

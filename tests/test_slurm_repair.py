@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -388,15 +389,11 @@ def allocation(owner: Owner) -> Record:
 def steps(cluster: Cluster, job: int) -> list[int]:
     """The pids of a job's step daemons."""
     found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                words = Path("/proc", entry, "cmdline").read_bytes()
-                mine = f"SLURM_CONF={cluster.conf}".encode() in Path("/proc", entry, "environ").read_bytes()
-            except OSError:
-                continue
-            if mine and words.startswith(f"slurmstepd: [{job}.".encode()):
-                found.append(int(entry))
+    for pid in cluster.processes():
+        # Those that end meanwhile.
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(f"slurmstepd: [{job}.".encode()):
+                found.append(pid)
     return found
 
 

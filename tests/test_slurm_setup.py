@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from slurm_cluster import Cluster, require_slurm
 
 from gres_mig.errors import ConfigError
-from gres_mig_slurm import conf_lines, setup
+from gres_mig_slurm import check_files, conf_lines, running, setup, wanted
 from tests.command_line import Answer, here
 
 require_slurm()
@@ -42,9 +43,10 @@ class Bare(Cluster):
         return self.conf.parent
 
     def command(self, *words: str) -> Answer:
-        """`gres-mig slurm WORDS` on n1."""
+        """`gres-mig slurm WORDS` on n1, with the Python that runs the tests, whoever may change that."""
+        more = ("--any-python",) if words[0] == "setup" else ()
         with self.named():
-            return here("--node", self.gpus("n1"), "slurm", *words)
+            return here("--node", self.gpus("n1"), "slurm", *words, *more)
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -324,11 +326,86 @@ def etc(tmp_path: Path) -> Iterator[Path]:
 
 
 def written(etc: Path, slurm_conf: str, *words: str) -> Answer:
-    """`setup --write` on that slurm.conf."""
+    """`setup --write` on that slurm.conf, with the Python that runs the tests."""
+    return written_by_python(etc, slurm_conf, "--any-python", *words)
+
+
+def written_by_python(etc: Path, slurm_conf: str, *words: str) -> Answer:
+    """The same, where it matters who may change that Python."""
     (etc / "slurm.conf").write_text(slurm_conf)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURMD_NODENAME", "n1")
         return here("--node", etc.parent / "n1", "slurm", "setup", "--slurm-conf", etc / "slurm.conf", *words)
+
+
+@pytest.mark.parametrize("bits", [0o1777, 0o775])
+def test_a_python_that_others_can_change_is_not_written_down_for_root(
+    etc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
+) -> None:
+    folder = tmp_path / "venv"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    folder.chmod(bits)
+    monkeypatch.setattr(sys, "executable", str(folder / "bin" / "python"))
+    conf = "ClusterName=lab\nNodeName=n1\n"
+
+    shown = written_by_python(etc, conf)
+    refused = written_by_python(etc, conf, "--write")
+
+    assert shown.code == 0
+    assert f"yours to decide: {folder} can be written by others" in " ".join(shown.out.split())
+    assert refused.code == 4
+    assert "can be written by others" in refused.err
+    assert "/opt/gres-mig" in refused.err
+    assert not (etc / "gres-mig").exists()
+
+
+def test_a_python_that_others_can_change_is_found(etc: Path, tmp_path: Path) -> None:
+    cluster = set_up(etc)
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    tmp_path.chmod(0o1777)
+    env = etc / "gres-mig" / "gres-mig.env"
+    env.write_text(
+        env.read_text().replace("ANY_PYTHON=yes\n", "").replace(f"PYTHON={sys.executable}", f"PYTHON={python}")
+    )
+
+    found = [finding for finding in check_files.hooks(cluster) if str(tmp_path) in finding.text]
+
+    assert [(finding.level, finding.todo) for finding in found] == [("problem", f"run: chmod go-w {tmp_path}")]
+
+
+def test_a_folder_that_the_jobs_users_cannot_enter_is_found(etc: Path) -> None:
+    cluster = set_up(etc)
+    handover = Path(setup.assigned(str(etc / "gres-mig" / "gres-mig.env"))["HANDOVER"])
+    handover.mkdir(parents=True, exist_ok=True)
+    for folder in (etc / "gres-mig", handover.parent):
+        folder.chmod(0o700)
+
+    found = list(check_files.hooks(cluster))
+
+    assert [finding.todo for finding in found if str(etc.parent) in finding.text] == [
+        f"run: chmod a+x {etc / 'gres-mig'}",
+        f"run: chmod a+x {handover.parent}",
+    ]
+
+
+def test_the_umask_of_who_sets_up_closes_no_folder(etc: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        set_up(etc)
+    finally:
+        os.umask(before)
+
+    assert (etc / "gres-mig").stat().st_mode & 0o777 == 0o755
+    assert (etc / "gres-mig" / "task_prolog.sh").stat().st_mode & 0o777 == 0o755
+
+
+def set_up(etc: Path) -> running.Cluster:
+    """What a cluster says of itself once it was set up and restarted."""
+    written(etc, "ClusterName=lab\nNodeName=n1\n", "--write")
+    in_force = {key.lower(): f"{etc}/gres-mig/{name}" for key, name in wanted.HOOKS.items()}
+    return running.Cluster(conf_lines.read(str(etc / "slurm.conf")), in_force, {}, "n1")
 
 
 def test_a_dry_run_changes_nothing(etc: Path) -> None:
@@ -464,6 +541,18 @@ def test_somebody_else_than_root_only_looks(etc: Path) -> None:
 
     assert answer.code == 2
     assert "needs root" in answer.err
+
+
+def test_other_hooks_may_run_beside_ours(etc: Path) -> None:
+    """Slurm 24.11 runs each Prolog and each Epilog that slurm.conf has, and numbers them when it is asked."""
+    written(etc, "ClusterName=lab\nNodeName=n1\n", "--write")
+    ours = {"epilog[0]": "epilog.sh", "prolog[1]": "prolog.sh", "taskprolog": "task_prolog.sh"}
+    in_force = {"prolog[0]": "/bin/true", **{key: f"{etc}/gres-mig/{name}" for key, name in ours.items()}}
+    cluster = running.Cluster(conf_lines.read(str(etc / "slurm.conf")), in_force, {}, "n1")
+
+    found = list(check_files.hooks(cluster))
+
+    assert [(finding.level, finding.text) for finding in found] == [("ok", f"{etc}/gres-mig")]
 
 
 @pytest.mark.parametrize(

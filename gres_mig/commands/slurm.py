@@ -43,6 +43,7 @@ def slurm() -> None:
 @click.option("--controller", "controller_part", is_flag=True, help="Only what the controller needs.")
 @click.option("--nodes", metavar="NODES", help="Slurm's names of the nodes that are like this one, as n[1-4].")
 @click.option("--edit/--no-edit", default=True, help="Whether slurm.conf and gres.conf are changed, or only shown.")
+@click.option("--any-python", is_flag=True, hidden=True, help="For rehearsals: a Python that others can change.")
 @conf_option
 @json_option
 @pass_node
@@ -54,6 +55,7 @@ def setup(
     controller_part: bool,
     nodes: str | None,
     edit: bool,
+    any_python: bool,
     slurm_conf: str | None,
     as_json: bool,
 ) -> None:
@@ -64,9 +66,11 @@ def setup(
         raise NotPermitted("slurm setup --write needs root on this node", hint="see what it would write: --dry-run")
     settings = node.settings
     conf = conf_lines.read(os.path.abspath(slurm_conf or conf_lines.find()))
-    place = _place(settings, conf)
+    place = replace(_place(settings, conf), any_python=any_python)
     parts = []
     if node_part or not controller_part:
+        if write:
+            planning.refuse_others_python(place)
         parts.append(planning.for_node(place, conf, _units(node, settings)))
     if controller_part or not node_part:
         like = nodes or _nodes_like_this(conf)

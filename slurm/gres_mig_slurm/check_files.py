@@ -8,18 +8,24 @@ import shlex
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 
 from gres_mig import __version__
 from gres_mig.doctor import Finding
 from gres_mig.models import Gpu
-from gres_mig_slurm import conf_lines, setup, wanted
+from gres_mig_slurm import conf_lines, setup, trust, wanted
 from gres_mig_slurm.conf_lines import Conf, Line
 from gres_mig_slurm.running import Cluster
 
 _SETUP = "run: gres-mig slurm setup --write"
-_VERSION = "import gres_mig, gres_mig_slurm.prolog; print(gres_mig.__version__)"
+_INSTALLED = """\
+import gres_mig, gres_mig_slurm.prolog
+print(gres_mig.__version__, gres_mig.__file__, gres_mig_slurm.__file__, sep="\\n")
+"""
 _PYTHON_S = 10.0
+_HANDOVER = "/run/gres-mig/slurm"
+"""What the hooks use where their settings name no other."""
 
 
 def hooks(cluster: Cluster) -> Iterator[Finding]:
@@ -27,13 +33,13 @@ def hooks(cluster: Cluster) -> Iterator[Finding]:
     wrong = list(_unlike(cluster))
     yield from wrong
     if not wrong:
-        yield Finding("hooks", "ok", os.path.dirname(cluster.value("Prolog")))
+        yield Finding("hooks", "ok", os.path.dirname(_hook(cluster, "Prolog")))
 
 
 def _unlike(cluster: Cluster) -> Iterator[Finding]:
     folders = set()
     for key, name in wanted.HOOKS.items():
-        path = cluster.value(key)
+        path = _hook(cluster, key)
         if os.path.basename(path) != name:
             ours = os.path.join(cluster.etc, wanted.FOLDER, name)
             text = f"{key} is {path or 'not set'}: gres-mig's is not run; one of the site's own can be chained to it"
@@ -50,8 +56,16 @@ def _unlike(cluster: Cluster) -> Iterator[Finding]:
         if not same:
             yield Finding("hooks", "problem", f"{path} is not the one of gres-mig {__version__}", _SETUP)
     for folder in sorted(folders):
+        env = os.path.join(folder, wanted.ENV)
         yield from _root_alone(folder)
-        yield from _interpreter(os.path.join(folder, wanted.ENV))
+        yield from _interpreter(env)
+        yield from _closed(folder, setup.assigned(env).get("HANDOVER") or _HANDOVER)
+
+
+def _hook(cluster: Cluster, key: str) -> str:
+    """Ours, where the cluster has several of that kind; else what it has."""
+    found = (path for path in cluster.values(key) if os.path.basename(path) == wanted.HOOKS[key])
+    return next(found, cluster.value(key))
 
 
 def _always(value: str, _: str) -> str:
@@ -65,16 +79,12 @@ def _interpreter(path: str) -> Iterator[Finding]:
     if not os.access(python, os.X_OK):
         yield Finding("hooks", "problem", f"{path} names no Python that runs ({python or 'none'})", _SETUP)
         return
-    yield from _root_alone(os.path.realpath(python))
-    command = [python, "-I", "-c", _VERSION]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PYTHON_S, check=False)
-        said = done.stdout.strip() or done.stderr.strip().rpartition("\n")[2]
-    except subprocess.TimeoutExpired:
-        said = f"no answer within {_PYTHON_S:g} s"
-    if said != __version__:
-        text = f"the hooks' Python has another gres-mig than {__version__}, or none: {said}"
-        yield Finding("hooks", "problem", text, f"run: {shlex.join(command)}")
+    any_python = setup.ANY_PYTHON in given
+    others = [] if any_python else list(trust.flaws(python))
+    yield from _told(others)
+    # One that others can change is not run by root here either.
+    if not others:
+        yield from _installed(python, any_python=any_python)
     for key in ("PROLOG_CHAIN", "EPILOG_CHAIN", "TASK_PROLOG_CHAIN"):
         program = given.get(key)
         if program and not os.access(program, os.X_OK):
@@ -82,21 +92,48 @@ def _interpreter(path: str) -> Iterator[Finding]:
             yield Finding("hooks", "problem", text, f"correct it, or take the line out of {path}")
 
 
-def _root_alone(path: str, *, executable: bool = False) -> Iterator[Finding]:
+def _installed(python: str, *, any_python: bool) -> Iterator[Finding]:
+    """The gres-mig that the hooks' Python imports: this one, and root's alone to change."""
+    command = [python, "-I", "-c", _INSTALLED]
     try:
-        status = os.stat(path)
-    except OSError as error:
-        yield Finding("hooks", "problem", f"{path}: {error.strerror}", _SETUP)
-        return
-    if status.st_uid != 0:
-        text = f"{path} belongs to uid {status.st_uid}, who could have root run anything"
-        yield Finding("hooks", "problem", text, f"run: chown root:root {shlex.quote(path)}")
-    if status.st_mode & 0o022:
-        text = f"{path} can be written by others than root (mode {stat.S_IMODE(status.st_mode):04o})"
-        yield Finding("hooks", "problem", text, f"run: chmod go-w {shlex.quote(path)}")
-    if executable and status.st_mode & 0o555 != 0o555:
-        text = f"{path} is not executable for all (mode {stat.S_IMODE(status.st_mode):04o})"
-        yield Finding("hooks", "problem", text, f"run: chmod 0755 {shlex.quote(path)}")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PYTHON_S, check=False)
+        said = done.stdout.splitlines() or done.stderr.strip().splitlines()[-1:] or [""]
+    except subprocess.TimeoutExpired:
+        said = [f"no answer within {_PYTHON_S:g} s"]
+    if said[0] != __version__:
+        text = f"the hooks' Python has another gres-mig than {__version__}, or none: {said[0]}"
+        yield Finding("hooks", "problem", text, f"run: {shlex.join(command)}")
+    elif not any_python:
+        yield from _told(trust.flaws(*said[1:]))
+
+
+def _root_alone(path: str, *, executable: bool = False) -> Iterator[Finding]:
+    yield from _told(trust.of(path))
+    with suppress(OSError):
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        if executable and mode & 0o555 != 0o555:
+            text = f"{path} is not executable for all (mode {mode:04o})"
+            yield Finding("hooks", "problem", text, f"run: chmod 0755 {shlex.quote(path)}")
+
+
+def _told(flaws: Iterable[trust.Flaw]) -> Iterator[Finding]:
+    return (Finding("hooks", "problem", flaw.text, flaw.todo) for flaw in flaws)
+
+
+def _closed(*paths: str) -> Iterator[Finding]:
+    """Folders on the way to what a task prolog needs, which its user cannot enter."""
+    above: set[str] = set()
+    for path in paths:
+        folder = os.path.realpath(path)
+        while folder not in above:
+            above.add(folder)
+            folder = os.path.dirname(folder)
+    for folder in sorted(above):
+        with suppress(OSError):
+            mode = stat.S_IMODE(os.stat(folder).st_mode)
+            if not mode & 0o001:
+                text = f"{folder} cannot be entered by the jobs' users (mode {mode:04o}), whose task prolog has to"
+                yield Finding("hooks", "problem", text, f"run: chmod a+x {shlex.quote(folder)}")
 
 
 def submit_script(cluster: Cluster) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _UNKNOWN_JOB = "Invalid job id specified"
 
 # Fields that no user writes, as in `job.FORMAT`.
-_SEEN = "JobID:12|,State:16|,SubmitTime:12|,StartTime:12|,EligibleTime:12|,NodeList:8000|"
+_SEEN = "JobID:12|,State:16|,SubmitTime:12|,StartTime:12|,EligibleTime:12|,NodeList:8000|,ArrayJobID:12|"
 
 # `import pyslurm` ends its process where it finds no slurm.conf, so it has a process of its own, and its interpreter
 # is the admin's: a pyslurm works with one version of Slurm only.
@@ -167,11 +167,13 @@ def _by_squeue(job_id: int) -> Seen | None:
     if text is None:
         return None
     # The id of an array, which is its last task's, shows every task.
-    rows = [row for line in text.splitlines() if (row := _row(line)) and row.job_id == job_id]
-    if not rows:
+    rows = [row for line in text.splitlines() if (row := _row(line))]
+    mine = next((row for row in rows if row.job_id == job_id), None)
+    # That task can be forgotten while others of the array run.
+    if mine is None and not any(_array_of(line) == job_id for line in text.splitlines()):
         # "No such job" has its own words; an empty list was once how a controller that is down looked (22.05, --json).
         raise Unreachable(f"squeue says nothing of job {job_id}")
-    return rows[0]
+    return mine
 
 
 def _squeue(jobs: str) -> str | None:
@@ -198,6 +200,12 @@ def _row(line: str) -> Seen | None:
         return None
     submitted, started, eligible = (int(field) if field.isdigit() else 0 for field in fields[2:5])
     return Seen(int(fields[0]), fields[1].upper(), submitted, started, eligible, fields[5])
+
+
+def _array_of(line: str) -> int:
+    """The array of which that row is a task; 0 where it says nothing of one."""
+    fields = [field.strip() for field in line.split("|")]
+    return int(fields[6]) if len(fields) > 6 and fields[0].isdigit() and fields[6].isdigit() else 0
 
 
 def _tell(*words: str) -> None:

@@ -58,7 +58,7 @@ def write(file: File) -> str:
     temporary = f"{path}.{os.getpid()}"
     kept = ""
     try:
-        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        _make_folders(os.path.dirname(path))
         if file.before is not None and not file.ours:
             kept = _copy_name(path)
             shutil.copy2(path, kept)
@@ -74,6 +74,15 @@ def write(file: File) -> str:
     except OSError as error:
         raise ConfigError(f"writing {path}: {error.strerror}") from error
     return kept
+
+
+def _make_folders(path: str) -> None:
+    """Each folder that is missing, open to all whatever the umask: a task prolog is its user's to run."""
+    if os.path.isdir(path):
+        return
+    _make_folders(os.path.dirname(path))
+    os.mkdir(path)
+    os.chmod(path, 0o755)
 
 
 def _copy_name(path: str) -> str:

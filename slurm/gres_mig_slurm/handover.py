@@ -42,10 +42,11 @@ def path(folder: str, job_id: int, node: str) -> str:
     return os.path.join(folder, f"{job_id}.{node}")
 
 
-def write(folder: str, job_id: int, node: str, lines: tuple[str, ...], *, uid: int | None = None) -> None:
-    """Put the hand-over there whole, readable to that user alone, or to all where it hides nothing.
+def write(folder: str, job_id: int, node: str, lines: tuple[str, ...]) -> None:
+    """Put the hand-over there whole, root's and readable to all.
 
-    What is not a user's can only root have written: by that the epilog knows what it may trust.
+    A file of the user's own could be changed, and filled until no hand-over can be written any more; what it says,
+    nvidia-smi -L tells everybody.
     """
     file = path(folder, job_id, node)
     temporary = os.path.join(folder, f".{job_id}.{node}.{os.getpid()}")
@@ -53,12 +54,8 @@ def write(folder: str, job_id: int, node: str, lines: tuple[str, ...], *, uid: i
     try:
         os.makedirs(folder, 0o755, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(temporary, flags, 0o400)
-        with open(descriptor, "wb") as stream:
-            if uid is None:
-                os.fchmod(descriptor, 0o444)
-            else:
-                os.fchown(descriptor, uid, -1)
+        with open(os.open(temporary, flags, 0o444), "wb") as stream:
+            os.fchmod(stream.fileno(), 0o444)
             stream.write(content)
         os.replace(temporary, file)
     except OSError as error:

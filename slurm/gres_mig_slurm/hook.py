@@ -69,7 +69,11 @@ class Hook(Value):
 def from_arguments(given: Sequence[str]) -> Hook:
     """The hook that `JOBID NODE CLUSTER CONFIG HANDOVER PID` describes; PID is the shell's that began it."""
     job_id, node, cluster, config_path, handover, pid = given
-    return Hook(int(job_id), node, cluster, config_path, handover, machine.begun_ns(int(pid)))
+    begin = machine.begun_ns(int(pid))
+    if not begin:
+        # As if it began only now, what it makes would outlive an epilog that came meanwhile.
+        raise NodeFault(f"the hook of job {job_id} on {node} was ended from outside; nothing was changed")
+    return Hook(int(job_id), node, cluster, config_path, handover, begin)
 
 
 def run(name: str, hook: Callable[[], int]) -> NoReturn:
@@ -80,6 +84,9 @@ def run(name: str, hook: Callable[[], int]) -> NoReturn:
         sys.exit(NOT_ROOT)
     try:
         code = hook()
+    except NodeFault as error:
+        log.error("%s: %s", name, error)
+        sys.exit(FAILED)
     except Exception as error:  # noqa: BLE001 - the edge of a process
         as_fault(error)
         sys.exit(FAILED)

@@ -59,7 +59,7 @@ def _hand_over(mine: Hook, job: Job) -> None:
         return
     allocation = _allocate(mine, job, wanted)
     lines = handover.given(allocation, told_by="batch" if job.batch_host == mine.node else "step")
-    handover.write(mine.handover, mine.job_id, mine.node, lines, uid=job.uid)
+    handover.write(mine.handover, mine.job_id, mine.node, lines)
 
 
 def _allocate(mine: Hook, job: Job, wanted: Request) -> Allocation:
@@ -86,7 +86,7 @@ def _without(mine: Hook, job: Job, error: GresMigError) -> None:
         handover.remove(mine.handover, mine.job_id, mine.node)
     elif error.fault is Fault.REQUEST:
         log.info("%s on %s fails: %s", job, mine.node, error)
-        handover.write(mine.handover, mine.job_id, mine.node, handover.failed(str(error)), uid=job.uid)
+        handover.write(mine.handover, mine.job_id, mine.node, handover.failed(str(error)))
     else:
         _put_back(mine, job, str(error), jobs.request(job))
 
@@ -107,7 +107,7 @@ def _put_back(mine: Hook, job: Job, why: str, wanted: Request | None = None) -> 
     """
     from gres_mig_slurm import controller
 
-    handover.write(mine.handover, mine.job_id, mine.node, handover.failed(why), uid=job.uid)
+    handover.write(mine.handover, mine.job_id, mine.node, handover.failed(why))
     try:
         if not job.batch:
             (controller.notify_and_cancel if wanted else controller.notify)(job, f"gres-mig: {why}")

@@ -34,13 +34,17 @@ class Cluster(Value):
     def is_controller(self) -> bool:
         """Whether slurmctld runs on this machine."""
         host = _short(socket.gethostname())
-        named = [value for key, value in self.running.items() if key.startswith("slurmctldhost")]
-        return any(_short(value.partition("(")[0]) == host for value in named)
+        return any(_short(value.partition("(")[0]) == host for value in self.values("SlurmctldHost"))
 
     def value(self, key: str) -> str:
-        """What is in force of that key."""
-        value = self.running.get(key.lower(), "")
-        return "" if value in ("(null)", "N/A") else value
+        """What is in force of that key; of several values the first."""
+        return next(iter(self.values(key)), "")
+
+    def values(self, key: str) -> tuple[str, ...]:
+        """All that is in force of a key of which there can be several: in 24.11 also of Prolog and Epilog."""
+        # `SlurmctldHost[0]        = ctl(10.0.0.1)`
+        found = (value for name, value in self.running.items() if name.partition("[")[0] == key.lower())
+        return tuple(value for value in found if value not in ("", "(null)", "N/A"))
 
     def todo(self, key: str, needed: Callable[[str], str]) -> str:
         """What makes that key be in force as it is needed; `needed` says that of what the file has."""
@@ -59,7 +63,6 @@ def look(conf_path: str, node: str = "") -> Cluster:
     running = {}
     for line in controller.shown("config").splitlines():
         key, equals, value = line.partition("=")
-        # `SlurmctldHost[0]        = ctl(10.0.0.1)`
         if equals and not line.startswith(" "):
             running[key.strip().lower()] = value.strip()
     nodes = {}

@@ -7,14 +7,17 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
+import gres_mig
 from gres_mig.errors import ConfigError
 from gres_mig.values import Value, replace
-from gres_mig_slurm import conf_changes, conf_lines, sizes_file, wanted
+from gres_mig_slurm import conf_changes, conf_lines, sizes_file, trust, wanted
 from gres_mig_slurm.conf_lines import Conf
 from gres_mig_slurm.files import File, planned
 from gres_mig_slurm.profiles import NodeType, Sizes
 
 LUA, SITE_LUA = "job_submit.lua", "job_submit.site.lua"
+ANY_PYTHON = "ANY_PYTHON"
+"""In gres-mig.env of a rehearsal: whoever may change its Python is of no account."""
 
 _CHAINS = {"Prolog": "PROLOG_CHAIN", "Epilog": "EPILOG_CHAIN", "TaskProlog": "TASK_PROLOG_CHAIN"}
 _SOURCE = os.path.join(os.path.dirname(__file__), "hooks")
@@ -43,6 +46,8 @@ class Place(Value):
     handover: str
     scontrol: str = ""
     """Where it was found."""
+    any_python: bool = False
+    """A rehearsal: others than root may change what the hooks run."""
 
     @property
     def is_sent(self) -> bool:
@@ -71,7 +76,14 @@ def for_node(place: Place, conf: Conf, units: Mapping[str, str]) -> Plan:
     """What every node needs, one without GPUs too: slurm.conf names its hooks for all of them."""
     files = list(_hooks(place, conf))
     files += [planned(path, text, mode=0o644) for path, text in units.items()]
-    return Plan(tuple(files))
+    flaws = () if place.any_python else trust.flaws(*_run_by(place))
+    return Plan(tuple(files), tuple(f"{flaw.text}; {flaw.todo}" for flaw in flaws))
+
+
+def refuse_others_python(place: Place) -> None:
+    """Raise where somebody else than root could change what the hooks of that plan run as root."""
+    if not place.any_python:
+        trust.require(*_run_by(place))
 
 
 def for_controller(place: Place, conf: Conf, nodes: Sequence[str], kind: NodeType | None, *, edit: bool) -> Plan:
@@ -137,12 +149,19 @@ def packaged(name: str) -> str:
         return file.read()
 
 
+def _run_by(place: Place) -> tuple[str, ...]:
+    # Not resolved: whoever can change a link on the way has the hooks run another Python.
+    return place.python, gres_mig.__file__, __file__
+
+
 def _hooks(place: Place, conf: Conf) -> Iterator[File]:
     for name in wanted.HOOKS.values():
         yield planned(os.path.join(place.hooks, name), packaged(name), mode=0o755)
     path = os.path.join(place.hooks, wanted.ENV)
     before = assigned(path)
     values = {"PYTHON": place.python, "CONFIG": place.config, "STATE": place.state, "HANDOVER": place.handover}
+    if place.any_python:
+        values[ANY_PYTHON] = "yes"
     folder = os.path.dirname(place.scontrol)
     values["SLURM_BIN"] = folder if folder and folder not in _USUAL_BIN else before.get("SLURM_BIN", "")
     for key, chain in _CHAINS.items():

@@ -45,11 +45,8 @@ case ${SLURM_JOB_ID-}:${SLURMD_NODENAME-} in
 esac
 
 if [ -e "$gm_file" ]; then
-    # What belongs to the user says what the user likes.
-    if [ -O "$gm_file" ]; then
-        read -r gm_state <"$gm_file"
-        [ "$gm_state" = STATE=none ] && rm -f "$gm_file" && go_on
-    fi
+    read -r gm_state <"$gm_file"
+    [ "$gm_state" = STATE=none ] && rm -f "$gm_file" && go_on
 elif ! grep -qsF "\"name\": \"slurm:${SLURM_CLUSTER_NAME-}:$SLURM_JOB_ID\"" "$STATE"; then
     go_on
 fi

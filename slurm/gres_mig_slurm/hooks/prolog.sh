@@ -9,6 +9,8 @@ CONFIG=/etc/gres-mig/config.toml HANDOVER=/run/gres-mig/slurm PYTHON='' SLURM_BI
 gm_path=${PATH-} gm_had_path=${PATH+yes}
 PATH=${SLURM_BIN:+$SLURM_BIN:}/usr/sbin:/usr/bin:/sbin:/bin
 unset IFS
+gm_newline='
+'
 gm_file=$HANDOVER/${SLURM_JOB_ID-}.${SLURMD_NODENAME-}
 
 # The site's own prolog, in the environment that slurmd gave, with its own exit code.
@@ -66,8 +68,6 @@ case ${SLURMD_NODENAME-} in
 esac
 
 [ -d "$HANDOVER" ] || mkdir -p "$HANDOVER"
-# What an earlier run of the job left belongs to its user.
-[ -e "$gm_file" ] && rm -f "$gm_file"
 # Before anything is begun: an epilog that comes while this is under way leaves a tombstone because of it.
 echo STATE=asking 2>/dev/null >"$gm_file"
 
@@ -87,7 +87,8 @@ case $gm_rows in
     *) drain "the prolog ended with $gm_code: run: $PYTHON -I -c 'import gres_mig_slurm.prolog'" ;;
     esac
     ;;
-"$SLURM_JOB_ID "*) echo STATE=none 2>/dev/null >"$gm_file" ;;
+# Of an array's id, which is its last task's, there are the rows of other tasks first.
+"$SLURM_JOB_ID "* | *"$gm_newline$SLURM_JOB_ID "*) echo STATE=none 2>/dev/null >"$gm_file" ;;
 *) echo STATE=unknown 2>/dev/null >"$gm_file" ;;
 esac
 go_on

@@ -8,6 +8,8 @@ HANDOVER=/run/gres-mig/slurm SLURM_BIN='' TASK_PROLOG_CHAIN=''
 gm_path=${PATH-} gm_had_path=${PATH+yes}
 PATH=${SLURM_BIN:+$SLURM_BIN:}/usr/sbin:/usr/bin:/sbin:/bin
 unset IFS
+gm_newline='
+'
 
 # The site's own task prolog, in the user's environment; Slurm reads what it prints.
 go_on() {
@@ -71,7 +73,7 @@ decide() {
         [ -z "${SLURM_STEP_ID-}" ] && requeue
         refuse 'this node did not prepare the job; submit it again'
         ;;
-    "$1 "*) ;;
+    "$1 "* | *"$gm_newline$1 "*) ;;
     *)
         # Nobody knows: whatever else the job does, it uses no GPU that is somebody else's.
         [ -n "${SLURM_JOB_GPUS-}${SLURM_STEP_GPUS-}" ] || echo 'export CUDA_VISIBLE_DEVICES='
@@ -79,9 +81,14 @@ decide() {
     esac
 }
 
-# A heterogeneous job's tasks all carry the leader's id; its components have hand-overs of their own.
+# Whether its user may not look where the hand-overs are; then nothing says that there is none.
+closed() {
+    [ -e "${HANDOVER%/*}" ] && [ ! -x "${HANDOVER%/*}" ]
+}
+
 # A node that never had a hand-over manages no GPU.
-[ -d "$HANDOVER" ] || go_on
+[ -d "$HANDOVER" ] || closed || go_on
+# A heterogeneous job's tasks all carry the leader's id; its components have hand-overs of their own.
 gm_index=0 gm_ids=${SLURM_JOB_ID-}
 while eval "gm_id=\${SLURM_JOB_ID_HET_GROUP_$gm_index-}" && [ -n "$gm_id" ]; do
     [ "$gm_id" = "${SLURM_JOB_ID-}" ] || gm_ids="$gm_ids $gm_id"

@@ -1,4 +1,4 @@
-"""The daemons and files of a real Slurm on loopback: slurmctld, munged, a slurmd for each node, and our hooks."""
+"""The daemons and files of a throw-away Slurm on loopback: slurmctld, munged, a slurmd for each node, our hooks."""
 
 from __future__ import annotations
 
@@ -16,25 +16,30 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gres_mig import simulator
+from gres_mig import config
+from gres_mig.errors import NodeFault
+from gres_mig.simulator import boards as known_boards
+from gres_mig.simulator.assembly import create
+from gres_mig_slurm import profiles, sizes_file, wanted
 
 T = TypeVar("T")
 Boards = Sequence[tuple[str, int]]
 
-HOOKS = Path(__file__).parent.parent / "slurm" / "gres_mig_slurm" / "hooks"
-USER, OTHER_USER = "games", "news"
-"""Accounts that every Debian has, so that no test adds one."""
+HOOKS = Path(__file__).parent / "hooks"
+USER = "games"
+"""An account that every Debian has, so that none is added."""
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _STOP_S = 10.0
 
 
 class Daemons:
-    """What a cluster is made of, in a temporary folder of its own.
+    """What a cluster is made of, in `folder`, which is to be empty, or in a temporary one.
 
-    `boards` are each node's simulated GPUs. `extra` goes into slurm.conf before the nodes, `partitions` after
-    them, `lua` becomes job_submit.lua, `env` the further lines of gres-mig.env, `config` those of each node's
-    config.toml, `hardware` the times and quirks that `simulator.create` takes. Without `hooks` no hook is configured.
+    `boards` are each node's simulated GPUs. `extra` goes into slurm.conf before the nodes, `partitions` after them,
+    `lua` becomes job_submit.lua, `env` the further lines of gres-mig.env, `config` those of each node's config.toml,
+    `hardware` the times and quirks that `create` takes. `priced`: requests are counted at what they take of a GPU,
+    by our own job_submit.lua. Without `hooks` no hook is configured.
     """
 
     def __init__(
@@ -45,16 +50,19 @@ class Daemons:
         extra: str = "",
         partitions: str = "",
         lua: str = "",
+        priced: bool = False,
         env: str = "",
         config: str = "",
         counts: Mapping[str, int] | None = None,
         hooks: bool = True,
         cpus: int = 32,
         hardware: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.boards = dict(boards or {"n1": [("rtx-pro-6000", 2)], "n2": [("rtx-pro-6000", 1)]})
         self.nodes = tuple(self.boards)
-        self.folder = Path(tempfile.mkdtemp(prefix="gres-mig-slurm-"))
+        self.given = folder is not None
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="gres-mig-slurm-"))
         self.hooks = self.folder / "hooks"
         self._given = {
             "prolog_flags": prolog_flags,
@@ -65,7 +73,7 @@ class Daemons:
             "config": config,
         }
         self._counts, self._with_hooks, self._cpus = counts or {}, hooks, cpus
-        self._hardware = hardware or {}
+        self._hardware, self._priced = hardware or {}, priced
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._clients: list[subprocess.Popen[str]] = []
         self.kept = False
@@ -123,7 +131,7 @@ class Daemons:
                 return value
             if time.monotonic() > deadline:
                 self.kept = True
-                raise AssertionError(f"not within {within} s: {what}")
+                raise NodeFault(f"not within {within:g} s: {what}", code="TIMEOUT")
             time.sleep(0.03)
 
     @property
@@ -161,6 +169,7 @@ class Daemons:
             self.env_file.write_text(before)
 
     def _write_files(self) -> None:
+        self.folder.mkdir(exist_ok=True)
         self.folder.chmod(0o755)
         owners = {"log": "slurm", "ctld": "slurm", "munge": "munge", "home": USER}
         for name in ("bin", "etc", "run", *owners):
@@ -173,20 +182,22 @@ class Daemons:
         key.chmod(0o400)
         shutil.chown(key, "munge")
         for name, boards in self.boards.items():
-            simulator.create(self.gpus(name), boards, **self._hardware)
+            create(self.gpus(name), boards, **self._hardware)
             (self.gpus(name) / "config.toml").write_text(f'simulator = "."\ngpus = "*"\n{self._given["config"]}\n')
         if self._with_hooks:
             self._install_hooks()
+        if self._priced:
+            self._price()
         self._ports = _free_ports(1 + len(self.nodes))
         self.conf.write_text(self._slurm_conf())
-        (self.conf.parent / "gres.conf").write_text("Name=migmem Flags=CountOnly\n")
+        (self.conf.parent / "gres.conf").write_text(f"{wanted.COUNT_ONLY}\n")
         (self.conf.parent / "cgroup.conf").write_text(_cgroup_conf())
         if self._given["lua"]:
             (self.conf.parent / "job_submit.lua").write_text(self._given["lua"])
 
     def _install_hooks(self) -> None:
         self.hooks.mkdir(mode=0o755)
-        for name in ("prolog.sh", "epilog.sh", "task_prolog.sh"):
+        for name in wanted.HOOKS.values():
             shutil.copy(HOOKS / name, self.hooks / name)
             (self.hooks / name).chmod(0o755)
         self.env_file.write_text(
@@ -197,6 +208,13 @@ class Daemons:
             f"HANDOVER={self.handover}\n"
             f"{self._given['env']}\n"
         )
+
+    def _price(self) -> None:
+        types = [profiles.of_this_node(config.load(node=self.gpus(name)), name=name, nodes=name) for name in self.nodes]
+        self._counts = {each.nodes: each.count_mib for each in types}
+        sizes = sizes_file.render(profiles.Sizes(tuple(types)))
+        (self.conf.parent / sizes_file.FILE_NAME).write_text(sizes)
+        self._given["lua"] = (HOOKS / "job_submit.lua").read_text()
 
     def _slurm_conf(self) -> str:
         folder, host = self.folder, socket.gethostname()
@@ -251,7 +269,7 @@ class Daemons:
         return "\n".join(lines) + "\n"
 
     def _count(self, node: str) -> int:
-        whole = sum(simulator.board_data(name)["memory_mib"] * count for name, count in self.boards[node])
+        whole = sum(known_boards.data(name)["memory_mib"] * count for name, count in self.boards[node])
         return self._counts.get(node, whole)
 
     def _munge_files(self) -> dict[str, str]:
@@ -268,15 +286,31 @@ class Daemons:
         """What daemons and clients find in their environment."""
         return {"PATH": PATH, "SLURM_CONF": str(self.conf), "LANG": "C.UTF-8"}
 
-    def _end_steps(self) -> None:
-        """What slurmds left running: processes whose SLURM_CONF is this cluster's."""
-        mark = f"SLURM_CONF={self.conf}".encode()
+    def processes(self) -> list[int]:
+        """What runs of this cluster, its jobs too: processes whose SLURM_CONF is its own, and its step daemons."""
+        mark, found = f"SLURM_CONF={self.conf}".encode(), []
         for entry in os.listdir("/proc"):
             if entry.isdigit():
+                process = Path("/proc", entry)
                 # Those that end meanwhile, and pid 1, whose environment is not even root's to read everywhere.
                 with suppress(OSError):
-                    if mark in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
-                        os.kill(int(entry), signal.SIGKILL)
+                    if mark in (process / "environ").read_bytes().split(b"\0") or self._is_step(process):
+                        found.append(int(entry))
+        return found
+
+    def _is_step(self, process: Path) -> bool:
+        """A step daemon of 24.11 writes its title over its environment; it stays in the folder its slurmd began in."""
+        titled = (process / "cmdline").read_bytes().startswith(b"slurmstepd: ")
+        return titled and (process / "cwd").samefile(self.folder)
+
+    def _end_steps(self) -> None:
+        """End what slurmds left running, and wait until it is gone."""
+        deadline = time.monotonic() + _STOP_S
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.03)
 
 
 def _cgroup_conf() -> str:
@@ -297,4 +331,4 @@ def _free_ports(count: int) -> list[int]:
                 found.append(port)
         if len(found) == count:
             return found
-    raise AssertionError("no free ports on this machine")
+    raise NodeFault("no free ports on this machine", code="INTERNAL")

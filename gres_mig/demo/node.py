@@ -1,4 +1,4 @@
-"""The main job, done for real on a simulated node and told as a story that checks itself."""
+"""The main job on a simulated node: places, refusals, crashes and lost records."""
 
 from __future__ import annotations
 
@@ -6,29 +6,23 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from gres_mig import config, machine, show
-from gres_mig.errors import NodeFault
-from gres_mig.look import look
+from gres_mig import machine
+from gres_mig.demo.story import Story
 from gres_mig.show import Paper
 from gres_mig.simulator.admin import Found, Node
 from gres_mig.simulator.program import Program, command, environment
 
-_PATIENCE_S = 15.0
 
-
-class Demo:
-    """The story on one simulated node; `say` prints a piece of it, `checks` counts what was checked so far."""
+class Demo(Story):
+    """The story on one simulated node, in that folder."""
 
     def __init__(self, folder: str, say: Callable[[str], None], paper: Paper) -> None:
-        self._folder, self._out, self._paper = folder, say, paper
-        self.checks = 0
-        self._chapter = 0
+        super().__init__(say, paper)
+        self._folder = folder
         self._uuids: dict[str, str] = {}
         """The MIG device of each owner, as the last command about it said."""
 
@@ -60,9 +54,9 @@ class Demo:
             "and somebody made an instance on it by hand."
         )
         words = ("simulate", "create", self._folder, "--board", "rtx-pro-6000", "--count", "3", "--managed", "0,1")
-        self._run(*words, node=False)
-        self._run("simulate", "make", self._folder, "2", "2g.48gb", node=False)
-        self._map()
+        self._run(*words)
+        self._run("simulate", "make", self._folder, "2", "2g.48gb")
+        self._map(self._folder)
 
     def _fill_one_gpu(self) -> None:
         self._head("Four people ask for 8,000 MiB each")
@@ -72,7 +66,7 @@ class Demo:
         places = [(i.profile, i.start) for i in self._node.instances(0)]
         self._check(places == [("1g.24gb", start) for start in (0, 3, 6, 9)], "GPU 0 is full: starts 0, 3, 6 and 9")
         self._check(not self._node.instances(1), "GPU 1 is untouched")
-        self._map()
+        self._map(self._folder)
 
     def _spill_and_share(self) -> None:
         self._head("A fifth spills over; another size shares the card with it")
@@ -80,39 +74,39 @@ class Demo:
         self._allocate("frank", 30000)
         shared = sorted(i.profile for i in self._node.instances(1))
         self._check(shared == ["1g.24gb", "2g.48gb"], "GPU 1 has a 1g.24gb and a 2g.48gb beside each other")
-        self._map()
+        self._map(self._folder)
 
     def _refuse(self) -> None:
         self._head("A request that finds no place is told why")
         before = self._everything()
-        self._run("allocate", "--owner", "manual:ivan", "--memory", "97000", exit_code=3)
-        self._run("why", "97000", exit_code=3)
+        self._here("allocate", "--owner", "manual:ivan", "--memory", "97000", exit_code=3)
+        self._here("why", "97000", exit_code=3)
         self._check(self._everything() == before, "a refusal changes nothing")
 
     def _reclaim_beside(self, program: Program) -> None:
         self._head("A neighbour is reclaimed while a program runs")
         self._text("frank's program keeps its MIG device open and counts; erin, on the same GPU, is done.")
         frank, before = self._found("manual:frank"), program.count_on()
-        self._run("reclaim", "manual:erin")
+        self._here("reclaim", "manual:erin")
         after = program.count_on()
         self._check(after > before, f"the program counted on from {before} to {after}, leaving none out")
         self._check(self._found("manual:frank") == frank, "its instance is the very same")
         self._check(len(self._node.instances(1)) == 1, "erin's is gone")
-        self._map()
+        self._map(self._folder)
 
     def _kill_in_the_middle(self, program: Program) -> None:
         self._head("The allocating process is killed with SIGKILL in the middle")
         self._text("grace asks; when the driver has made her instance, and before that is recorded, the process dies.")
         fault = self._node.plant("nvmlGpuInstanceCreateComputeInstance", "stops", after=True, count="node")
         words = ("--node", self._folder, "allocate", "--owner", "manual:grace", "--memory", "8000")
-        self._echo(words[2:])
+        self._echo("gres-mig", *words[2:])
         with subprocess.Popen(command(*words), env=environment(), stderr=subprocess.DEVNULL) as process:
             stopped = self._stopped(fault)
             process.kill()
             os.kill(stopped, signal.SIGKILL)
         self._until(lambda: machine.process(stopped) is None)
         self._check(len(self._node.instances(1)) == 2, "an instance is there that nobody was given")
-        self._map()
+        self._map(self._folder)
         leftover = next(i for i in self._node.instances(1) if i.profile == "1g.24gb")
         self._text("grace asks again: what is left of the first ask is settled before she gets hers.")
         self._allocate("grace", 8000)
@@ -120,7 +114,7 @@ class Demo:
         self._check(len(there) == 2, "nothing leaked: GPU 1 has frank's and grace's instance and no other")
         self._check(leftover.epoch not in {i.epoch for i in there}, "the half-made one was destroyed")
         program.count_on()
-        self._map()
+        self._map(self._folder)
 
     def _ask_again(self) -> None:
         self._head("A new process asks for the same owner")
@@ -135,7 +129,7 @@ class Demo:
         before = self._everything()
         frank, grace = self._found("manual:frank"), self._found("manual:grace")
         for name in ("alice", "bob", "carol", "dave"):
-            self._run("reclaim", f"manual:{name}", quiet=True)
+            self._here("reclaim", f"manual:{name}", quiet=True)
         self._text("No instance is destroyed for that; an admin says whose they are.")
         state = Path(self._folder, "state", "state.json")
         os.truncate(state, state.stat().st_size // 2)
@@ -144,13 +138,13 @@ class Demo:
         self._check(self._found("manual:frank") == frank, "frank's record names the very same instance")
         self._check(self._everything() == [i for i in before if i.gpu != 0], "nothing was made or destroyed for it")
         program.count_on()
-        self._map()
+        self._map(self._folder)
 
     def _leave_the_unmanaged_alone(self) -> None:
         self._head("GPU 2, which is not managed")
         (foreign,) = self._node.instances(2)
-        self._run("reclaim", "--foreign", f"{foreign.gpu_uuid}:{foreign.id}", "--yes", exit_code=2)
-        self._run("disable-mig", foreign.gpu_uuid, exit_code=2)
+        self._here("reclaim", "--foreign", f"{foreign.gpu_uuid}:{foreign.id}", "--yes", exit_code=2)
+        self._here("disable-mig", foreign.gpu_uuid, exit_code=2)
         calls = [call["gpu"] for call in self._node.calls() if call["mutating"]]
         self._check(bool(calls), f"{len(calls)} calls changed GPUs so far")
         self._check(foreign.gpu_uuid not in calls, "none of them was for GPU 2")
@@ -158,21 +152,21 @@ class Demo:
 
     def _give_back(self) -> None:
         self._head("All is given back")
-        self._run("reclaim", "manual:frank")
-        self._run("reclaim", "manual:grace")
+        self._here("reclaim", "manual:frank")
+        self._here("reclaim", "manual:grace")
         self._check(not self._node.instances(0) + self._node.instances(1), "GPU 0 and 1 are empty")
         self._check(len(self._node.instances(2)) == 1, "GPU 2 is as it was")
-        self._map()
+        self._map(self._folder)
 
     def _allocate(self, name: str, mib: int, *, created: bool = True) -> None:
         owner = f"manual:{name}"
-        text = self._run("allocate", "--owner", owner, "--memory", str(mib))
+        text = self._here("allocate", "--owner", owner, "--memory", str(mib))
         self._check(text.startswith(f"{owner} has "), f"{name} has an instance", quiet=True)
         self._check(text.endswith("(already)") != created, f"it was made now: {created}", quiet=True)
         self._remember(owner, text)
 
     def _adopt(self, owner: str, instance: Found) -> None:
-        self._remember(owner, self._run("adopt", owner, f"{instance.gpu_uuid}:{instance.id}"))
+        self._remember(owner, self._here("adopt", owner, f"{instance.gpu_uuid}:{instance.id}"))
 
     def _remember(self, owner: str, text: str) -> None:
         found = re.search(r"MIG-[0-9a-f-]{36}", text)
@@ -191,7 +185,7 @@ class Demo:
     @contextmanager
     def _program(self, owner: str) -> Iterator[Program]:
         self._head("A program starts on its instance")
-        variables = dict(re.findall(r"^export (\w+)=(\S+)$", self._run("env", owner), re.MULTILINE))
+        variables = dict(re.findall(r"^export (\w+)=(\S+)$", self._here("env", owner), re.MULTILINE))
         program = Program(self._folder, variables)
         try:
             self._check(program.count_on() > 0, f"pid {program.pid} has its MIG device open and counts")
@@ -209,46 +203,5 @@ class Demo:
         self._until(lambda: state() == "T")
         return self._node.fired(fault)[0]
 
-    def _until(self, true: Callable[[], bool]) -> None:
-        ends = time.monotonic() + _PATIENCE_S
-        while not true():
-            if time.monotonic() > ends:
-                raise NodeFault("the demo waited in vain", code="INTERNAL")
-            time.sleep(0.002)
-
-    def _run(self, *words: str, node: bool = True, exit_code: int = 0, quiet: bool = False) -> str:
-        """What the command printed; it has to end with that exit code."""
-        if not quiet:
-            self._echo(words)
-        words = ("--node", self._folder, *words) if node else words
-        done = subprocess.run(command(*words), env=environment(), capture_output=True, text=True, check=False)
-        text = (done.stdout + done.stderr).strip()
-        if not quiet:
-            self._say("\n".join(f"  {line}" for line in text.splitlines()))
-        if done.returncode != exit_code:
-            raise NodeFault(f"gres-mig {' '.join(words)}: exit code {done.returncode}: {text}", code="INTERNAL")
-        return text
-
-    def _check(self, true: bool, claim: str, *, quiet: bool = False) -> None:
-        if not true:
-            raise NodeFault(f"the demo differs from its story: {claim}", code="INTERNAL")
-        self.checks += 1
-        if not quiet:
-            self._say(f"  {self._paper.paint('allocation', 'checked')}: {claim}")
-
-    def _say(self, text: str) -> None:
-        self._out(self._paper.finish([text]))
-
-    def _head(self, text: str) -> None:
-        self._chapter += 1
-        self._say("\n" + self._paper.paint("title", f"{self._chapter}. {text}"))
-
-    def _text(self, text: str) -> None:
-        self._say("\n".join(self._paper.wrap("", text, 0)))
-
-    def _echo(self, words: Any) -> None:
-        self._say(f"$ gres-mig {' '.join(words)}")
-
-    def _map(self) -> None:
-        settings = config.load(node=self._folder)
-        self._say("\n" + show.draw(look(settings), settings, now=time.time(), paper=self._paper) + "\n")
+    def _here(self, *words: str, exit_code: int = 0, quiet: bool = False) -> str:
+        return self._run(*words, node=self._folder, exit_code=exit_code, quiet=quiet)
