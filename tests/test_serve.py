@@ -211,5 +211,7 @@ def test_the_unit_starts_the_service_before_slurmd_and_restarts_it_when_it_is_si
 
     lines = text.splitlines()
     assert "ExecStart=/opt/gres-mig/bin/gres-mig serve" in lines
-    assert {"Type=notify", "Restart=always", "WatchdogSec=120", "KillMode=process", "Before=slurmd.service"} <= set(lines)
+    assert {"Type=notify", "Restart=always", "WatchdogSec=120", "KillMode=process", "Before=slurmd.service"} <= set(
+        lines
+    )
     assert not re.search(r"^(Requires|BindsTo)=", text, re.MULTILINE)
