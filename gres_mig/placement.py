@@ -130,8 +130,10 @@ def _names(gpu: Gpu) -> set[str]:
 def _refusal(rooms: Sequence[Room], asked: Sequence[Room], request: Request, settings: Settings) -> GresMigError:
     where = "this node" if len(asked) == len(rooms) else ", ".join(room.gpu.uuid for room in asked)
     able = [(room, steps[0]) for room in asked if (steps := tiers(room.gpu, request, settings))]
-    # A GPU that has MIG but shows no profiles (lost, driver gone) may yet turn out able.
-    never = not able and all(room.gpu.profiles or room.gpu.mig_current is None for room in asked)
+    # A GPU that was not read, fenced or lost say, may yet turn out able: it does not even tell its memory.
+    never = not able and all(
+        room.gpu.profiles or (room.gpu.mig_current is None and room.gpu.memory_mib) for room in asked
+    )
     if never and any(room.gpu.profiles for room in asked):
         return _never(asked, request, settings, where)
     reasons = "; ".join(f"GPU {room.gpu.index} ({room.gpu.uuid}): {room.closed}" for room in asked if room.closed)

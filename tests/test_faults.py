@@ -15,7 +15,7 @@ from paths import OWNER, WAYS, Call, Small, Told
 
 from gres_mig.allocator import Allocator
 from gres_mig.deadline import operate
-from gres_mig.errors import TimedOut
+from gres_mig.errors import NoCapacity, TimedOut
 from gres_mig.models import Request
 from gres_mig.simulator.admin import Node
 from gres_mig.values import replace
@@ -247,6 +247,22 @@ def test_nobody_is_refused_for_what_one_look_did_not_show(allocator: Allocator, 
     given = allocator.allocate(OWNER, Request(20_000)).allocation
 
     assert given.profile_name == "4g.24gb"
+
+
+@pytest.mark.parametrize("boards", [[("a100-80", 1), ("a30", 1)]])
+@pytest.mark.parametrize("trouble", ["fenced", "cannot be read"])
+def test_what_only_a_gpu_in_trouble_could_hold_is_not_the_requests_fault(
+    allocator: Allocator, node: Node, trouble: str
+) -> None:
+    if trouble == "fenced":
+        allocator.fence(node.uuids[0], "a call did not return")
+    else:
+        node.plant("nvmlDeviceGetMigMode", "returns", gpu=0, times=0)
+
+    with pytest.raises(NoCapacity) as refusal:
+        allocator.allocate(OWNER, Request(40_000))
+
+    assert node.uuids[0] in str(refusal.value)
 
 
 def test_while_one_gpu_fails_another_serves(memory: Path) -> None:
