@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from gres_mig import log, machine, placement, rooms
 from gres_mig.access import Access
 from gres_mig.errors import BadRequest, Busy, Conflict, GresMigError, NoCapacity, NodeFault, StateError
-from gres_mig.making import ChooseAgain, Ended, Guard, Maker, environment_only
+from gres_mig.making import ChooseAgain, Ended, Guard, Maker, ended_meanwhile, environment_only
 from gres_mig.models import (
     Allocation,
     Fence,
@@ -258,7 +258,7 @@ class Allocator:
         """The owner's record as it is, or a new intent at a place that neither hardware nor a record holds."""
         with self._store.transaction() as node:
             if node.state.ended(owner) > begin:
-                raise Ended(f"{owner} was ended while its instance was being made")
+                raise ended_meanwhile(owner)
             for record in node.state.of(owner):
                 # One that is stuck or on a fenced GPU answers no ask: a requeued job is not blocked by its own old
                 # instance.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gres_mig import config
 from gres_mig.errors import ConfigError
+from gres_mig.files import make_folder, replace_whole
 from gres_mig.models import Gpu, Settings
 from gres_mig.values import replace
 
@@ -62,23 +63,8 @@ def render(settings: Settings, gpus: Sequence[Gpu] = ()) -> str:
 def write(settings: Settings, gpus: Sequence[Gpu] = ()) -> None:
     """Replace `settings.config_path` by what `render` gives, readable to all, writable to its owner."""
     file = settings.config_path
-    folder = os.path.dirname(file)
-    temporary = f"{file}.{os.getpid()}"
     try:
-        if not os.path.isdir(folder):
-            os.makedirs(folder, 0o755, exist_ok=True)
-            os.chmod(folder, 0o755)
-        with open(temporary, "w", encoding="utf-8") as stream:
-            os.fchmod(stream.fileno(), 0o644)
-            stream.write(render(settings, gpus))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        replace_whole(file, render(settings, gpus))
     except OSError as error:
         raise ConfigError(f"writing {file}: {error.strerror}") from error
 
@@ -88,8 +74,8 @@ def write_node_config(folder: Path | str, managed: Sequence[str] = ("*",), gpus:
     settings = replace(config.defaults(node=folder), managed=tuple(managed))
     write(settings, gpus)
     try:
-        os.makedirs(settings.run_dir, 0o755, exist_ok=True)
-        os.makedirs(settings.state_dir, 0o700, exist_ok=True)
+        make_folder(settings.run_dir)
+        make_folder(settings.state_dir, 0o700)
     except OSError as error:
         raise ConfigError(f"making {error.filename}: {error.strerror}") from error
     return settings

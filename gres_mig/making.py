@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gres_mig import log
 from gres_mig.access import Access
 from gres_mig.errors import Busy, NoCapacity, NodeFault
-from gres_mig.models import Allocation, Gpu, Instance, Intent, Record, Release, Settings
+from gres_mig.models import Allocation, Gpu, Instance, Intent, Owner, Record, Release, Settings
 from gres_mig.nvml import IN_USE, INSUFFICIENT_RESOURCES, DriverError, Refused, Session
 from gres_mig.settle import Settler, as_release
 from gres_mig.state import Store
@@ -27,6 +27,11 @@ class Ended(NoCapacity):
     """The owner's work ended while its instance was being made; nothing is held."""
 
     code = "ENDED"
+
+
+def ended_meanwhile(owner: Owner) -> Ended:
+    """The answer to an ask whose owner's end came in between."""
+    return Ended(f"{owner} was ended while its instance was being made")
 
 
 class ChooseAgain(Exception):
@@ -89,7 +94,7 @@ class Maker:
             if record is None:
                 raise ChooseAgain
             if not isinstance(record, Intent) or node.state.ended(intent.owner) > intent.begin:
-                raise Ended(f"{intent.owner} was ended while its instance was being made")
+                raise ended_meanwhile(intent.owner)
             if any(instance.placement.overlaps(intent.placement) for instance in gpu.instances):
                 raise ChooseAgain
             node.save(node.state.put(replace(record, creating=True)))
@@ -128,19 +133,19 @@ class Maker:
         with self._store.transaction() as node:
             record = node.state.get(intent.nonce)
             if record is None:
-                raise Ended(f"{intent.owner} was ended while its instance was being made")
+                raise ended_meanwhile(intent.owner)
             assert isinstance(record, (Intent, Release))
             # The compute instance may be there from here on, for a crash may come between it and the commit.
             node.save(node.state.put(replace(record, gi_id=instance.id, ci=True)), giving_back=True)
             if isinstance(record, Release):
-                raise Ended(f"{intent.owner} was ended while its instance was being made")
+                raise ended_meanwhile(intent.owner)
 
     def _commit(self, intent: Intent, instance: Instance, isolation: str) -> Allocation:
         (compute,) = instance.compute_instances
         with self._store.transaction() as node:
             record = node.state.get(intent.nonce)
             if not isinstance(record, Intent) or node.state.ended(intent.owner) > intent.begin:
-                raise Ended(f"{intent.owner} was ended while its instance was being made")
+                raise ended_meanwhile(intent.owner)
             if not self._wanted():
                 raise Ended(f"nobody waits for the instance of {intent.owner} any more")
             allocation = Allocation(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from gres_mig import log
 from gres_mig.errors import Busy, GresMigError, NodeFault, StateError
+from gres_mig.files import make_folder
 from gres_mig.models import Settings
 
 TYPE_CHECKING = False
@@ -143,9 +144,7 @@ def notify(*lines: str) -> None:
 def _only_one(settings: Settings) -> int:
     path = os.path.join(settings.run_dir, "service.lock")
     try:
-        if not os.path.isdir(settings.run_dir):
-            os.makedirs(settings.run_dir, 0o755, exist_ok=True)
-            os.chmod(settings.run_dir, 0o755)
+        make_folder(settings.run_dir)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         # Who can open it for reading can hold a lock on it, and so keep the service from starting.
         os.fchmod(descriptor, 0o600)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from gres_mig import log
 from gres_mig.errors import StateError
+from gres_mig.files import make_folder
 from gres_mig.models import Allocation, Gpu, Release, Settings, State
 from gres_mig.records import FORMAT, decode, encode, kind_of, plain_of
 from gres_mig.values import replace
@@ -126,10 +127,7 @@ class Store:
     def _make_folders(self) -> None:
         for folder, mode in ((self._state_dir, 0o700), (self._run_dir, 0o755)):
             with self._errors("making", folder):
-                if not os.path.isdir(folder):
-                    os.makedirs(folder, 0o755, exist_ok=True)
-                    # Whatever the umask is: a job's task has to get at what is in the run folder.
-                    os.chmod(folder, mode)
+                make_folder(folder, mode)
 
     def _read(self) -> State:
         try:

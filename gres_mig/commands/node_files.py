@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import os
-import shutil
 import stat
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gres_mig import config_text
 from gres_mig.commands import boot_unit
 from gres_mig.errors import ConfigError, StateError
+from gres_mig.files import keep_copy, make_folder, replace_whole
 from gres_mig.models import Gpu, Settings
 from gres_mig.mounts import NETWORK, file_system
 from gres_mig.values import Value
@@ -69,15 +67,14 @@ def write(wanted: Plan) -> str:
     settings, configuration, unit = wanted.settings, wanted.configuration, wanted.unit
     kept = ""
     try:
-        os.makedirs(settings.state_dir, 0o700, exist_ok=True)
+        make_folder(settings.state_dir, 0o700)
         os.chmod(settings.state_dir, 0o700)
         if configuration.state == "changed":
-            kept = _copy_name(configuration.path)
-            shutil.copy2(configuration.path, kept)
+            kept = keep_copy(configuration.path)
         if configuration.state != "unchanged":
             config_text.write(settings, wanted.gpus)
         if unit.state != "unchanged":
-            _replace(unit.path, unit.text)
+            replace_whole(unit.path, unit.text)
     except OSError as error:
         raise ConfigError(f"writing {error.filename}: {error.strerror}") from error
     return kept
@@ -124,20 +121,3 @@ def _shown(file: File) -> Iterator[str]:
     if file.before is None:
         return iter(lines)
     return difflib.unified_diff(file.before.splitlines(), lines, "as it is", "as it would be", lineterm="")
-
-
-def _copy_name(path: str) -> str:
-    name = f"{path}.bak-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    later = (f"{name}-{number}" for number in itertools.count(2))
-    return next(free for free in itertools.chain([name], later) if not os.path.lexists(free))
-
-
-def _replace(path: str, text: str) -> None:
-    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-    temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w", encoding="utf-8") as stream:
-        os.fchmod(stream.fileno(), 0o644)
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from gres_mig import log
 from gres_mig.errors import StateError
+from gres_mig.files import make_folder
 from gres_mig.models import Placement, Request, Settings
 from gres_mig.rooms import Held
 from gres_mig.values import Value, fields_of, replace
@@ -102,8 +103,8 @@ def changing(settings: Settings) -> Iterator[Waiting]:
     """The delayed jobs, to be changed; held for milliseconds, the controller is not asked inside."""
     lock = os.path.join(settings.run_dir, "delayed.lock")
     try:
-        os.makedirs(settings.run_dir, 0o755, exist_ok=True)
-        os.makedirs(settings.state_dir, 0o700, exist_ok=True)
+        make_folder(settings.run_dir)
+        make_folder(settings.state_dir, 0o700)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StateError(f"locking {lock}: {error.strerror}") from error

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import shutil
 import stat
-import time
 
 from gres_mig.errors import ConfigError
+from gres_mig.files import keep_copy, replace_whole
 from gres_mig.values import Value
 
 
@@ -55,37 +53,13 @@ def write(file: File) -> str:
     """Write it whole; the path of the copy of what it replaces, or nothing."""
     # Through a link to where the file is: the link is the site's.
     path = os.path.realpath(file.path)
-    temporary = f"{path}.{os.getpid()}"
-    kept = ""
     try:
-        _make_folders(os.path.dirname(path))
-        if file.before is not None and not file.ours:
-            kept = _copy_name(path)
-            shutil.copy2(path, kept)
-        with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as stream:
-            if file.before is not None and not file.ours:
-                status = os.stat(path)
-                os.fchown(stream.fileno(), status.st_uid, status.st_gid)
-            os.fchmod(stream.fileno(), file.mode)
-            stream.write(file.text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        if file.before is None or file.ours:
+            replace_whole(path, file.text, file.mode)
+            return ""
+        kept = keep_copy(path)
+        status = os.stat(path)
+        replace_whole(path, file.text, file.mode, (status.st_uid, status.st_gid))
     except OSError as error:
         raise ConfigError(f"writing {path}: {error.strerror}") from error
     return kept
-
-
-def _make_folders(path: str) -> None:
-    """Each folder that is missing, open to all whatever the umask: a task prolog is its user's to run."""
-    if os.path.isdir(path):
-        return
-    _make_folders(os.path.dirname(path))
-    os.mkdir(path)
-    os.chmod(path, 0o755)
-
-
-def _copy_name(path: str) -> str:
-    name = f"{path}.bak-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    later = (f"{name}-{number}" for number in itertools.count(2))
-    return next(free for free in itertools.chain([name], later) if not os.path.lexists(free))

@@ -6,6 +6,7 @@ import os
 
 from gres_mig import answers
 from gres_mig.errors import StateError
+from gres_mig.files import make_folder
 from gres_mig.models import Allocation
 from gres_mig.sizes import format_mib
 
@@ -52,7 +53,7 @@ def write(folder: str, job_id: int, node: str, lines: tuple[str, ...]) -> None:
     temporary = os.path.join(folder, f".{job_id}.{node}.{os.getpid()}")
     content = "".join(f"{_plain(line)}\n" for line in lines).encode()
     try:
-        os.makedirs(folder, 0o755, exist_ok=True)
+        make_folder(folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with open(os.open(temporary, flags, 0o444), "wb") as stream:
             os.fchmod(stream.fileno(), 0o444)

@@ -1,0 +1,51 @@
+"""Folders and files that others look into: replaced whole, with their modes whatever the umask is."""
+
+from __future__ import annotations
+
+import os
+
+
+def make_folder(path: str, mode: int = 0o755) -> None:
+    """Make that folder, where it is missing, and those above it, open to all."""
+    if os.path.isdir(path):
+        return
+    make_folder(os.path.dirname(os.path.abspath(path)))
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        # Another process was quicker; what is there and no folder will show when it is used.
+        return
+    os.chmod(path, mode)
+
+
+def replace_whole(path: str, text: str, mode: int = 0o644, owner: tuple[int, int] | None = None) -> None:
+    """Replace a file an admin reads by that text, or make it; `owner` is uid and gid, the caller's if left out."""
+    folder = os.path.dirname(path)
+    make_folder(folder)
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as stream:
+        if owner is not None:
+            os.fchown(stream.fileno(), *owner)
+        os.fchmod(stream.fileno(), mode)
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def keep_copy(path: str) -> str:
+    """Copy a file beside itself under a name that is free; the copy's path."""
+    import itertools
+    import shutil
+    import time
+
+    name = f"{path}.bak-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    later = (f"{name}-{number}" for number in itertools.count(2))
+    kept = next(free for free in itertools.chain([name], later) if not os.path.lexists(free))
+    shutil.copy2(path, kept)
+    return kept
