@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from gres_mig.errors import Busy, NodeFault, NotPermitted
-from gres_mig.models import Gpu, Settings
+from gres_mig.exporter import JobMapping
+from gres_mig.models import Gpu, Record, Settings
 from gres_mig.nvml import Session
+from gres_mig.slice_session import SliceSession
 from gres_mig.state import Store
 
 
@@ -17,6 +19,7 @@ class Access:
 
     def __init__(self, settings: Settings, store: Store, watch: Callable[[str], None]) -> None:
         self._settings, self._store, self._watch = settings, store, watch
+        self.mapping = JobMapping(settings, store.read)
 
     @contextmanager
     def locked(self, gpu_uuid: str, deadline: float) -> Iterator[None]:
@@ -24,23 +27,43 @@ class Access:
         with self._store.gpu_lock(gpu_uuid, max(0.0, deadline - time.monotonic())) as got:
             if not got:
                 raise Busy(f"{gpu_uuid} was busy with other instances for too long", hint="ask again")
-            yield
+            # Before, for an instance that is made now may have the id of one that is still told there.
+            self.mapping.show(gpu_uuid)
+            try:
+                yield
+            finally:
+                self.mapping.leave(gpu_uuid)
 
     @contextmanager
-    def session(self, gpu_uuid: str) -> Iterator[tuple[Session, Gpu]]:
-        """A fresh session and the GPU as it is now; `NotPermitted` where it is not managed."""
+    def session(self, gpu_uuid: str, record: Record | None = None) -> Iterator[tuple[Session, Gpu]]:
+        """A fresh session and the GPU as it is now; `NotPermitted` where it is not managed.
+
+        `record` is the one whose slice is to be made.
+        """
         self._watch(gpu_uuid)
         try:
-            with Session(self._settings.simulator, self._watch) as driver:
+            with SliceSession(self._settings, self._watch, self._slices(), record) as driver:
                 gpu = driver.gpu(gpu_uuid)
                 if not self._settings.manages(gpu):
                     raise NotPermitted(
                         f"{gpu_uuid} is not managed by gres-mig; nothing on it is changed",
                         hint=f"add it to gpus in {self._settings.config_path or 'the configuration'}",
                     )
+                self.mapping.saw([gpu])
                 yield driver, gpu
         finally:
             self._watch("")
+
+    def settle_mapping(self) -> None:
+        """Set right what a crash left of the exporter's files; where a GPU's lock is held, its holder does that."""
+        if self.mapping.is_of_unknown_gpus():
+            with suppress(NodeFault):
+                self.look()
+        for gpu_uuid in self.mapping.wrong():
+            with suppress(Busy), self.locked(gpu_uuid, time.monotonic()):
+                # To take the lock is all: what is wrong is written then.
+                continue
+        self.mapping.reload()
 
     def look(self, *, everything: bool = False) -> tuple[Gpu, ...]:
         """The managed GPUs as they are now, or all of the node; no lock is held.
@@ -54,12 +77,13 @@ class Access:
 
         self._watch("the driver")
         try:
-            with Session(self._settings.simulator, self._watch) as driver:
+            with SliceSession(self._settings, self._watch, self._slices()) as driver:
                 gpus = driver.gpus(lambda gpu: everything or not gpu.uuid or self._settings.manages(gpu), reading)
         finally:
             self._watch("")
+        self.mapping.saw(gpus)
         known = tuple(gpu for gpu in gpus if everything or self._settings.manages(gpu))
-        if gpus and not known and self._settings.managed:
+        if gpus and not known and (self._settings.managed or self._settings.slicing.gpus):
             # One that does not even say which it is: with the others there the node can work, alone it cannot.
             raise NodeFault(
                 f"no managed GPU of this node can be seen: {gpus[0].trouble}",
@@ -67,3 +91,6 @@ class Access:
                 code="GPULOST" if gpus[0].lost else "NVML",
             )
         return known
+
+    def _slices(self) -> tuple[Record, ...]:
+        return self._store.read().records if self._settings.slicing.gpus else ()

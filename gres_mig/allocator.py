@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from gres_mig import log, machine, placement, rooms
+from gres_mig import log, machine, placement, police, rooms
 from gres_mig.access import Access
 from gres_mig.errors import BadRequest, Busy, Conflict, GresMigError, NoCapacity, NodeFault, StateError
 from gres_mig.making import ChooseAgain, Ended, Guard, Maker, ended_meanwhile, environment_only
@@ -22,6 +22,7 @@ from gres_mig.models import (
     Intent,
     Owner,
     Process,
+    Profile,
     Record,
     Release,
     Request,
@@ -33,6 +34,7 @@ from gres_mig.rooms import Held
 from gres_mig.settle import Outcome, Settler, as_release, at, is_due, matches, nobody_can_tell
 from gres_mig.state import Store
 from gres_mig.values import Value, replace
+from gres_mig.witnesses import witnesses_alive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,17 +50,13 @@ class Grant(Value):
     created: bool
 
 
-def witnesses_alive(record: Record) -> bool | None:
-    """Whether the owner lives as far as its witnesses tell; None, unknown, where it has none."""
-    return any(machine.alive(w) for w in record.witnesses) if record.witnesses else None
-
-
 class Allocator:
     """The operations of one node; safe among any number of processes, each of which may die at any moment.
 
     `alive` says whether a record's owner lives; None is unknown, which counts as alive. `wanted` says, just before the
     commit, whether the caller is still there. `watch` hears on which GPU hardware work begins, and "" when it is over,
     so that a caller can give up on a driver that does not return. `held` are places kept free for their owners.
+    `limit` refuses what an owner may not have, under the node lock: what it is shown cannot change meanwhile.
     """
 
     def __init__(
@@ -72,12 +70,13 @@ class Allocator:
         wanted: Callable[[], bool] = lambda: True,
         watch: Callable[[str], None] = lambda gpu_uuid: None,
         held: Sequence[Held] = (),
+        limit: Callable[[State, Profile], None] = lambda state, profile: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._settings, self._store, self._boot_id, self._held = settings, store, boot_id, held
+        self._settings, self._store, self._boot_id, self._held, self._limit = settings, store, boot_id, held, limit
         self._alive, self._guard, self._wanted, self._clock = alive, guard, wanted, clock
         self.access = Access(settings, store, watch)
-        self._settler = Settler(store, settings, boot_id, clock)
+        self._settler = Settler(store, settings, boot_id, clock, self.access.mapping.show)
         self._maker = Maker(settings, store, self.access, self._settler, guard, wanted)
 
     def look(self, *, everything: bool = False) -> tuple[Gpu, ...]:
@@ -145,6 +144,8 @@ class Allocator:
         """Record an existing instance as that owner's; creates nothing, and says the same when asked again."""
         with self._locked(gpu_uuid) as (_, gpu):
             instance = _instance(gpu, gi_id)
+            if gpu.sliced:
+                raise BadRequest(f"cannot adopt slice {gi_id} of {gpu_uuid}: nothing says whose processes use it")
             if len(instance.compute_instances) != 1:
                 raise BadRequest(
                     f"cannot adopt GPU instance {gi_id} of {gpu_uuid}: it has {len(instance.compute_instances)} "
@@ -205,6 +206,8 @@ class Allocator:
                     outcomes.append(self._mark_if_lost(record, gpu))
         if state.distrusted:
             self._regain_trust(tuple(gpus.values()))
+        self.access.settle_mapping()
+        police.patrol(self._store, self._settings, gpus.values(), self._clock())
         return tuple(outcome for outcome in outcomes if outcome)
 
     def reclaim_foreign(self, gpu_uuid: str, gi_id: int) -> Instance:
@@ -275,13 +278,10 @@ class Allocator:
                     raise
                 seen |= told
                 raise ChooseAgain from None
+            self._limit(node.state, choice.profile)
             intent = Intent(
                 **self._new_record(owner, request, begin, witnesses),
-                gpu_uuid=choice.gpu_uuid,
-                profile_id=choice.profile.id,
-                profile_name=choice.profile.name,
-                memory_mib=choice.profile.memory_mib,
-                placement=choice.placement,
+                **choice.recorded(),
                 maker=machine.this_process(),
             )
             node.save(node.state.put(intent), gpus=gpus)
@@ -334,15 +334,17 @@ class Allocator:
     def _is_over(self, record: Record) -> bool:
         if isinstance(record, Intent):
             return not machine.alive(record.maker)
-        # A clock that was set back makes nothing young again.
-        young = 0 <= self._clock() - record.since < self._settings.young_s
+        # Of a young one a scheduler may not know yet; processes were there before it. A clock that was set back makes
+        # nothing young again.
+        young = not record.witnesses and 0 <= self._clock() - record.since < self._settings.young_s
         return not young and self._alive(record) is False
 
     def _mark_release(self, record: Record) -> bool:
         with self._store.transaction() as node:
             current = node.state.get(record.nonce)
-            # The begin too: a new run of the owner may have been given this instance since we looked.
-            if current is None or isinstance(current, Release) or current.begin != record.begin:
+            # All as it was judged: an intent may have become an allocation, whose maker has ended well, a new run of
+            # the owner may have been given this instance, or its kernel was reported.
+            if current is None or current != record:
                 return False
             node.save(node.state.put(as_release(current)), giving_back=True)
         return True

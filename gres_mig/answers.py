@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 
 from gres_mig.errors import GresMigError, NotPermitted
@@ -11,6 +12,7 @@ from gres_mig.sizes import format_mib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any, NoReturn
 
     from gres_mig.models import Allocation, Settings
@@ -36,26 +38,45 @@ def emit(value: dict[str, Any], text: str, *, as_json: bool) -> None:
 def fail(error: GresMigError, *, as_json: bool) -> NoReturn:
     """Print an error and end with its exit code: 2 request, 3 capacity, 4 node."""
     if as_json:
-        plain = {
-            "fault": error.fault.value,
-            "code": error.code,
-            "message": error.message,
-            "hint": error.hint,
-            "blockers": list(error.blockers),
-        }
-        print(json.dumps({"schema": SCHEMA, "error": plain}))
+        print(json.dumps({"schema": SCHEMA, "error": plain_error(error)}))
     print(f"gres-mig: {error}", file=sys.stderr)
     sys.exit(error.fault.exit_code)
 
 
-def for_root(settings: Settings, command: str) -> Settings:
-    """The settings, if the caller may change this node; a simulated node is its maker's own."""
+def plain_error(error: GresMigError) -> dict[str, Any]:
+    """An error as JSON shows it."""
+    return {
+        "fault": error.fault.value,
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "blockers": list(error.blockers),
+    }
+
+
+def for_root(settings: Settings, command: str, *, or_delegate: bool = False) -> Settings:
+    """The settings, if the caller may change this node; a simulated node is its maker's own.
+
+    With `or_delegate` the user too to whom root gave the records (`gres-mig setup --delegate`).
+    """
     if settings.simulator:
         if not os.access(settings.simulator, os.W_OK):
             raise NotPermitted(f"{command}: {settings.simulator} is not yours to change")
-    elif os.geteuid() != 0:
+    elif os.geteuid() != 0 and not (or_delegate and delegated(settings) == os.geteuid()):
         raise NotPermitted(f"{command} needs root on this node", hint="see what is free with: gres-mig status")
     return settings
+
+
+def delegated(settings: Settings) -> int:
+    """The user whose the records are: root, uid 0, unless `gres-mig setup --delegate` gave them to another."""
+    try:
+        status = os.lstat(settings.state_dir)
+        # Anybody may have a configuration and a folder of his own; only root's says whose the node's records are.
+        if os.path.lexists(settings.config_path) and os.stat(settings.config_path).st_uid != 0:
+            return 0
+    except OSError:
+        return 0
+    return status.st_uid if stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022 else 0
 
 
 def environment(allocation: Allocation) -> dict[str, str]:
@@ -69,7 +90,18 @@ def environment(allocation: Allocation) -> dict[str, str]:
         "GRES_MIG_MEMORY_MIB": str(allocation.memory_mib),
         "GRES_MIG_REQUESTED": allocation.request.profile or str(allocation.request.memory_mib),
         "GRES_MIG_ISOLATION": allocation.isolation,
+        "GRES_MIG_SINCE": str(int(allocation.since)),
+        **dict(line.split("=", 1) for line in allocation.variables),
     }
+
+
+def added(variables: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """That environment with those variables; what its owner preloads himself is loaded after what holds the limit."""
+    ours, own = variables.get("LD_PRELOAD", ""), environment.get("LD_PRELOAD", "")
+    # A process that was told already starts another one, as a job's script does its steps.
+    own = own.removeprefix(ours).removeprefix(":") if ours else own
+    preload = ":".join(filter(None, (ours, own)))
+    return {**environment, **variables, **({"LD_PRELOAD": preload} if preload else {})}
 
 
 def plain_allocation(allocation: Allocation, *, created: bool) -> dict[str, Any]:
@@ -96,11 +128,11 @@ def plain_allocation(allocation: Allocation, *, created: bool) -> dict[str, Any]
 
 def describe(allocation: Allocation) -> str:
     """`manual:alice has 1g.24gb (24,192 MiB) for 8,000 MiB: MIG-… at 0:3 of GPU-…, isolation=env`."""
-    return (
-        f"{allocation.owner} has {allocation.profile_name} ({format_mib(allocation.memory_mib)}) for "
-        f"{allocation.request}: {allocation.mig_uuid} at {allocation.placement} of {allocation.gpu_uuid}, "
-        f"isolation={allocation.isolation}"
-    )
+    what = f"{allocation.profile_name} ({format_mib(allocation.memory_mib)}) for {allocation.request}"
+    where = f"{allocation.mig_uuid} at {allocation.placement} of {allocation.gpu_uuid}"
+    if allocation.slice:
+        where = f"of {allocation.gpu_uuid}"
+    return f"{allocation.owner} has {what}: {where}, isolation={allocation.isolation}"
 
 
 def emit_outcomes(outcomes: tuple[Outcome, ...], nothing: str, *, as_json: bool) -> None:

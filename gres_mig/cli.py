@@ -31,7 +31,11 @@ _COMMANDS = {
     "unfence": "mode",
     "boot": "mode",
     "serve": "serve",
+    "reload": "reload",
     "slurm": "slurm",
+    "slices": "slices",
+    "police": "police",
+    "kernelspec": "kernelspec",
     "simulate": "simulate",
     "demo": "demo",
 }

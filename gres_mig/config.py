@@ -14,6 +14,8 @@ from contextlib import suppress
 from gres_mig import __version__
 from gres_mig.errors import BadRequest, ConfigError
 from gres_mig.models import Settings
+from gres_mig.serving import Serving
+from gres_mig.slice_models import Slicing
 from gres_mig.values import fields_of
 
 TYPE_CHECKING = False
@@ -167,13 +169,17 @@ def _trusted(descriptor: int) -> bool:
 
 def _from_json(values: dict[str, Any]) -> Settings:
     managed = tuple(values.pop("managed"))
+    shared = values.pop("slicing")
+    slicing = Slicing(**{**shared, "gpus": tuple(shared["gpus"])})
     allowed = {model: tuple(names) for model, names in values.pop("allowed").items()}
-    return Settings(managed=managed, allowed=allowed, **values)
+    serving = Serving(**values.pop("serving"))
+    return Settings(managed=managed, slicing=slicing, serving=serving, allowed=allowed, **values)
 
 
 def _keep(run_dir: str, cache: str, key: list[str], settings: Settings, mode: int) -> None:
     """Keep the result for the next process; where that cannot be done, the next one validates again."""
-    content = json.dumps({"key": key, "settings": fields_of(settings)}).encode()
+    plain = {**fields_of(settings), "slicing": fields_of(settings.slicing), "serving": fields_of(settings.serving)}
+    content = json.dumps({"key": key, "settings": plain}).encode()
     temporary = f".{cache}.{os.getpid()}"
     with suppress(OSError):
         folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -13,9 +12,11 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from gres_mig.errors import BadRequest, ConfigError
+from gres_mig import config_values as values
+from gres_mig.errors import ConfigError
 from gres_mig.models import Settings
-from gres_mig.sizes import parse_memory
+from gres_mig.serving import Serving
+from gres_mig.slice_models import Slicing
 from gres_mig.toml_lines import Lines
 from gres_mig.values import Value, replace
 
@@ -23,9 +24,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-_GPU_UUID = r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_PCI_ADDRESS = r"(?:([0-9a-f]{4}|[0-9a-f]{8}):)?([0-9a-f]{2}:[01][0-9a-f]\.[0-7])"
 
 
 class _Complaint(Value):
@@ -38,113 +36,49 @@ class _Complaint(Value):
     written: str = ""
 
 
-class _Refused(ValueError):
-    """A value that one of our own validators refuses; `path` leads to it below its key."""
-
-    def __init__(self, found: object, accepted: str, *, path: tuple[str, ...] = (), hint: str = "") -> None:
-        super().__init__(accepted)
-        self.found = found
-        self.accepted = accepted
-        self.path = path
-        self.hint = hint
-
-
-def _gpus(value: object) -> tuple[str, ...]:
-    accepted = '"*" for all, or a list of GPU UUIDs ("GPU-…") and PCI addresses ("0000:41:00.0")'
-    if value == "*":
-        return ("*",)
-    if not isinstance(value, list):
-        hint = f"write gpus = [{_toml(value)}]" if isinstance(value, str) and _is_gpu(value) else ""
-        raise _Refused(value, accepted, hint=hint)
-    for entry in value:
-        if not isinstance(entry, str) or not _is_gpu(entry):
-            raise _Refused(entry, f"in a list, {accepted.partition('list of ')[2]}", hint=_gpu_hint(entry))
-    return tuple(dict.fromkeys(_as_nvml_writes_it(entry) for entry in value))
-
-
-def _is_gpu(entry: str) -> bool:
-    return re.fullmatch(_GPU_UUID, entry) is not None or re.fullmatch(_PCI_ADDRESS, entry.lower()) is not None
-
-
-def _gpu_hint(entry: object) -> str:
-    if not isinstance(entry, str):
-        return "an index changes from boot to boot; nvidia-smi -L shows UUIDs" if isinstance(entry, int) else ""
-    if entry == "*":
-        return 'for all GPUs write gpus = "*"'
-    if entry.startswith("MIG-"):
-        return "that is a MIG device; name the GPU it is on"
-    lower = "GPU-" + entry[4:].lower()
-    return f"NVML writes it {lower}" if re.fullmatch(_GPU_UUID, lower) else ""
-
-
-def _as_nvml_writes_it(entry: str) -> str:
-    address = re.fullmatch(_PCI_ADDRESS, entry.lower())
-    return f"{int(address[1] or '0', 16):08x}:{address[2]}" if address else entry
-
-
-def _profiles(value: object) -> dict[str, tuple[str, ...]]:
-    accepted = "a list of profile names"
-    if not isinstance(value, dict):
-        raise _Refused(value, 'a table, a line for each GPU model: "NVIDIA A30" = ["1g.6gb", "2g.12gb"]')
-    for model, names in value.items():
-        if not isinstance(names, list) or not names:
-            raise _Refused(names, f"{accepted}, at least one", path=(model,))
-        for name in names:
-            if not isinstance(name, str) or not re.fullmatch(r"[!-~]+", name):
-                hint = f"write {_toml(name[4:])}" if isinstance(name, str) and name.startswith("MIG ") else ""
-                raise _Refused(name, f"{accepted}, such as 1g.24gb", path=(model,), hint=hint)
-    return {model: tuple(dict.fromkeys(names)) for model, names in value.items()}
-
-
-def _reserve(value: object) -> int:
-    accepted = '"0", or a memory size in MiB or with K, M, G, such as "2G"'
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise _Refused(value, accepted)
-    if value in ("0", 0):
-        return 0
-    try:
-        return parse_memory(str(value))
-    except BadRequest as error:
-        raise _Refused(value, accepted, hint=error.hint) from error
-
-
-def _folder(value: object) -> str:
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise _Refused(value, "a folder, absolute or relative to that of this file")
-    return value
-
-
-def _seconds(least: float, most: float) -> object:
-    accepted = f"a number of seconds from {least:g} to {most:g}"
-    return Field(ge=least, le=most, allow_inf_nan=False, description=accepted)
-
-
 class _Config(BaseModel):
     """The keys of config.toml; `Settings` says what each means."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    gpus: Annotated[tuple[str, ...], BeforeValidator(_gpus)] = Settings.managed
-    profiles: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_profiles)] = {}
+    gpus: Annotated[tuple[str, ...], BeforeValidator(values.gpus)] = Settings.managed
+    profiles: Annotated[dict[str, tuple[str, ...]], BeforeValidator(values.profiles)] = {}
     placement: Literal["least-damage", "spread", "binpack"] = "least-damage"
     compute: Literal["most", "least"] = "most"
     upsize: bool = Field(Settings.upsize, description="true or false")
-    reserve: Annotated[int, BeforeValidator(_reserve)] = Settings.reserve_mib
+    reserve: Annotated[int, BeforeValidator(values.memory)] = Settings.reserve_mib
     mig_at_boot: bool = Field(Settings.mig_at_boot, description="true or false")
     bare: Literal["destroy", "quarantine"] = "destroy"
-    bare_grace: Annotated[float, _seconds(0, 600)] = Settings.bare_grace_s
-    hardware_timeout: Annotated[float, _seconds(0.1, 600)] = Settings.hardware_timeout_s
-    lock_wait: Annotated[float, _seconds(0, 600)] = Settings.lock_wait_s
-    in_use_wait: Annotated[float, _seconds(0, 60)] = Settings.in_use_wait_s
-    aged: Annotated[float, _seconds(0, 604800)] = Settings.aged_s
-    state_dir: Annotated[str, BeforeValidator(_folder)] = ""
-    simulator: Annotated[str, BeforeValidator(_folder)] = ""
+    bare_grace: Annotated[float, values.seconds(0, 600)] = Settings.bare_grace_s
+    hardware_timeout: Annotated[float, values.seconds(0.1, 600)] = Settings.hardware_timeout_s
+    lock_wait: Annotated[float, values.seconds(0, 600)] = Settings.lock_wait_s
+    in_use_wait: Annotated[float, values.seconds(0, 60)] = Settings.in_use_wait_s
+    aged: Annotated[float, values.seconds(0, 604800)] = Settings.aged_s
+    admission: Literal["count", "gates"] = "count"
+    user_memory: Annotated[int, BeforeValidator(values.memory)] = Serving.memory_mib
+    user_instances: Annotated[int, values.number(0, 1000)] = Serving.instances
+    user_requests: Annotated[int, values.number(0, 10000)] = Serving.requests
+    user_connections: Annotated[int, values.number(1, 64)] = Serving.connections
+    metrics_port: Annotated[int, values.number(0, 65535)] = Serving.metrics_port
+    dcgm_mapping: Annotated[str, BeforeValidator(values.folder_or_none)] = Settings.dcgm_mapping
+    dcgm_whole_gpu: bool = Field(Settings.dcgm_whole_gpu, description="true or false")
+    dcgm_sighup: Annotated[str, BeforeValidator(values.unit_or_pid_file)] = Settings.dcgm_sighup
+    slices: Annotated[tuple[str, ...], BeforeValidator(values.slices)] = Slicing.gpus
+    hami_core: Annotated[str, BeforeValidator(values.preloaded)] = Slicing.hami_core
+    keep_umask: Annotated[str, BeforeValidator(values.preloaded)] = Slicing.keep_umask
+    slice_overhead: Annotated[int, BeforeValidator(values.memory_or_auto)] = Slicing.overhead_mib
+    slice_reserve: Annotated[int, BeforeValidator(values.memory_or_auto)] = Slicing.reserve_mib
+    experimental_driver_limit: bool = Field(Slicing.driver_limit, description="true or false")
+    over_grant: Literal["warn", "end"] = "warn"
+    over_grant_after: Annotated[float, values.seconds(0, 86400)] = Slicing.over_grant_after_s
+    state_dir: Annotated[str, BeforeValidator(values.folder)] = ""
+    simulator: Annotated[str, BeforeValidator(values.folder)] = ""
 
 
 class _Section(_Config):
     """The keys of a `[node.NAME]` table: those of the file, and what no two nodes of one machine may share."""
 
-    run_dir: Annotated[str, BeforeValidator(_folder)] = ""
+    run_dir: Annotated[str, BeforeValidator(values.folder)] = ""
 
 
 KEYS = tuple(_Config.model_fields)
@@ -193,13 +127,13 @@ def _named(tables: object, complaints: list[_Complaint]) -> Iterator[tuple[str, 
     """The sections by the name of their node."""
     accepted = "a table for each node, [node.NAME], under its NodeName in slurm.conf"
     if not isinstance(tables, dict):
-        complaints.append(_Complaint(("node",), _toml(tables), accepted))
+        complaints.append(_Complaint(("node",), values.toml(tables), accepted))
         return
     for name, table in tables.items():
         if isinstance(table, dict) and _NODE_NAME.fullmatch(name):
             yield name, table
         else:
-            found = _toml(table) if _NODE_NAME.fullmatch(name) else f"the name {_toml(name)}"
+            found = values.toml(table) if _NODE_NAME.fullmatch(name) else f"the name {values.toml(name)}"
             complaints.append(_Complaint(("node", name), found, accepted))
 
 
@@ -231,6 +165,17 @@ def _settings(config: _Section, text: str, defaults: Settings) -> Settings:
         lock_wait_s=config.lock_wait,
         in_use_wait_s=config.in_use_wait,
         aged_s=config.aged,
+        admission=config.admission,
+        serving=Serving(
+            config.user_memory,
+            config.user_instances,
+            config.user_requests,
+            config.user_connections,
+            config.metrics_port,
+        ),
+        dcgm_whole_gpu=config.dcgm_whole_gpu,
+        dcgm_sighup=config.dcgm_sighup,
+        slicing=_slicing(config, text, file),
     )
     beside = os.path.dirname(file)
     if config.simulator:
@@ -240,11 +185,28 @@ def _settings(config: _Section, text: str, defaults: Settings) -> Settings:
             settings = replace(settings, simulator=folder, state_dir=state_dir, run_dir=run_dir)
         elif os.path.realpath(folder) != os.path.realpath(defaults.simulator):
             accepted = 'in the file of a simulated node, "." or no such key'
-            raise _first([_Complaint(("simulator",), _toml(config.simulator), accepted)], text, file)
-    for key in ("state_dir", "run_dir"):
+            raise _first([_Complaint(("simulator",), values.toml(config.simulator), accepted)], text, file)
+    for key in ("state_dir", "run_dir", "dcgm_mapping"):
         if folder := getattr(config, key):
             settings = replace(settings, **{key: os.path.abspath(os.path.join(beside, folder))})
     return settings
+
+
+def _slicing(config: _Section, text: str, file: str) -> Slicing:
+    for gpu in config.slices:
+        if gpu != "*" and gpu in config.gpus:
+            found = f"{gpu}, which gpus has too"
+            raise _first([_Complaint(("slices",), found, "a GPU is shared by slices or divided by MIG")], text, file)
+    return Slicing(
+        config.slices,
+        config.hami_core,
+        config.keep_umask,
+        config.slice_overhead,
+        config.slice_reserve,
+        config.experimental_driver_limit,
+        config.over_grant,
+        config.over_grant_after,
+    )
 
 
 def _parsed(text: str, file: str) -> dict[str, Any]:
@@ -267,7 +229,7 @@ def _first(complaints: Sequence[_Complaint], text: str, file: str) -> ConfigErro
     """The complaint nearest to the top of the file: one line is what a person reads."""
     lines = Lines(text)
     line, complaint = min(((lines.find(c.path, c.written), c) for c in complaints), key=lambda pair: pair[0])
-    key = ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else _toml(part) for part in complaint.path)
+    key = ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else values.toml(part) for part in complaint.path)
     message = f"{file}:{line}: {key}: found {complaint.found}; accepted: {complaint.accepted}"
     return ConfigError(message, hint=complaint.hint)
 
@@ -276,38 +238,22 @@ def _explain(details: ErrorDetails, kind: type[_Config], table: tuple[str, ...])
     key = str(details["loc"][0])
     path = (*table, key)
     refused = details.get("ctx", {}).get("error")
-    if isinstance(refused, _Refused):
+    if isinstance(refused, values.Refused):
         path += refused.path
-        return _Complaint(path, _toml(refused.found), refused.accepted, refused.hint, _written(refused.found))
+        return _Complaint(
+            path, values.toml(refused.found), refused.accepted, refused.hint, values.written(refused.found)
+        )
     field = kind.model_fields.get(key)
     if field is None:
         keys = tuple(kind.model_fields)
         return _Complaint(path, "an unknown key", ", ".join(keys), _did_you_mean(key, keys, str))
     found = details["input"]
     choices = get_args(field.annotation)
-    accepted = field.description or " or ".join(_toml(choice) for choice in choices)
-    return _Complaint(path, _toml(found), accepted, _did_you_mean(found, choices, _toml))
-
-
-def _written(value: object) -> str:
-    return value if isinstance(value, str) else str(value)
+    accepted = field.description or " or ".join(values.toml(choice) for choice in choices)
+    return _Complaint(path, values.toml(found), accepted, _did_you_mean(found, choices, values.toml))
 
 
 def _did_you_mean(found: object, choices: Sequence[object], shown: Callable[[str], str]) -> str:
     words = [choice for choice in choices if isinstance(choice, str)]
     close = get_close_matches(found.lower(), words, n=1) if isinstance(found, str) else []
     return f"did you mean {shown(close[0])}?" if close else ""
-
-
-def _toml(value: object) -> str:
-    """The value about as the file has it, in at most a line."""
-    if isinstance(value, bool | str):
-        text = json.dumps(value, ensure_ascii=False)
-    elif isinstance(value, Mapping):
-        return "a table"
-    elif isinstance(value, list):
-        return "an empty list" if not value else "a list"
-    else:
-        text = str(value)
-    printable = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
-    return printable if len(printable) <= 80 else f"{printable[:38]}…{printable[-38:]}"

@@ -34,6 +34,28 @@ _KEYS = {
     "lock_wait": ("lock_wait_s", "Seconds to wait for a GPU on which others are making or destroying instances."),
     "in_use_wait": ("in_use_wait_s", "Seconds to try again when the driver says that an instance is still in use."),
     "aged": ("aged_s", "Seconds that a job waits for a place before one is kept free for it."),
+    "admission": ("admission", 'What keeps Slurm from starting jobs without a place: "count" or "gates".'),
+    "dcgm_mapping": ("dcgm_mapping", "The folder of dcgm-exporter's HPC job mapping; empty: it is told nothing."),
+    "dcgm_whole_gpu": ("dcgm_whole_gpu", "Whether it is told who is on a GPU as a whole, too."),
+    "dcgm_sighup": ("dcgm_sighup", "Its unit or pid file, for a SIGHUP when instances came or went; empty: none."),
+}
+_SERVING_KEYS = {
+    "user_memory": ("memory_mib", 'What the instances of one Jupyter user may hold together: "48G"; "0": any memory.'),
+    "user_instances": ("instances", "How many instances one Jupyter user may have; 0: any number."),
+    "user_requests": ("requests", "How many requests of one user the service answers in a second; 0: any number."),
+    "user_connections": ("connections", "From how many connections of one user the service reads at once."),
+    "metrics_port": ("metrics_port", "A port of 127.0.0.1 where the service shows its metrics, too; 0: none."),
+}
+_SLICES = """\
+# GPUs shared by software limits instead, or "*" for all without MIG; docs/slices.md says how strong that is."""
+_SLICE_KEYS = {
+    "hami_core": ("hami_core", "The admin's libvgpu.so; gres-mig brings none along."),
+    "keep_umask": ("keep_umask", "What `gres-mig slices build` made, for libvgpu.so changes the umask of a process."),
+    "slice_overhead": ("overhead_mib", 'Memory each slice takes beyond its size: "512M", "0" or "auto".'),
+    "slice_reserve": ("reserve_mib", 'Memory of each shared GPU that is never given out: "2G", "0" or "auto".'),
+    "experimental_driver_limit": ("driver_limit", "Whether the limits of driver 615 and later may be used."),
+    "over_grant": ("over_grant", 'A slice that uses more than it was given: "warn" of it, or "end" it.'),
+    "over_grant_after": ("over_grant_after_s", "Seconds after which it is ended."),
 }
 _PROFILES = """\
 # The profiles that may be made, by GPU model; a model that is not listed allows every plain one."""
@@ -54,6 +76,21 @@ def render(settings: Settings, gpus: Sequence[Gpu] = ()) -> str:
         value = getattr(settings, name)
         off = "# " if value == getattr(usual, name) else ""
         blocks.append(f"# {meaning}\n{off}{key} = {_toml(str(value) if key == 'reserve' else value)}\n")
+    for key, (name, meaning) in _SERVING_KEYS.items():
+        value = getattr(settings.serving, name)
+        off = "# " if value == getattr(usual.serving, name) else ""
+        blocks.append(f"# {meaning}\n{off}{key} = {_toml(str(value) if key == 'user_memory' else value)}\n")
+    slicing = settings.slicing
+    off = "" if slicing.gpus else "# "
+    shared = '"*"' if slicing.gpus in {(), ("*",)} else f"[{', '.join(_toml(entry) for entry in slicing.gpus)}]"
+    blocks.append(f"{_SLICES}\n{off}slices = {shared}\n")
+    for key, (name, meaning) in _SLICE_KEYS.items():
+        value = getattr(slicing, name)
+        off = "# " if value == getattr(usual.slicing, name) else ""
+        shown = value
+        if key in ("slice_overhead", "slice_reserve"):
+            shown = "auto" if value < 0 else str(value)
+        blocks.append(f"# {meaning}\n{off}{key} = {_toml(shown)}\n")
     off = "# " if settings.state_dir == usual.state_dir else ""
     blocks.append(f"# Where the node's records are kept.\n{off}state_dir = {_toml(settings.state_dir)}\n")
     blocks.append("\n".join([_PROFILES, *_allowed(settings, gpus), ""]))

@@ -78,11 +78,23 @@ class NotPermitted(BadRequest):
     code = "NOPERM"
 
 
+class NotFound(BadRequest):
+    """The caller has nothing of that name; another's is answered the same."""
+
+    code = "NOTFOUND"
+
+
 class NoCapacity(GresMigError):
     """No place now; the same request may succeed when something ends."""
 
     fault = Fault.CAPACITY
     code = "NOCAP"
+
+
+class Quota(NoCapacity):
+    """The caller has as much as one user may have on this node."""
+
+    code = "QUOTA"
 
 
 class Busy(NoCapacity):

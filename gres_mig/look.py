@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
@@ -11,9 +10,10 @@ from gres_mig.deadline import operate
 from gres_mig.errors import NodeFault, StateError
 from gres_mig.locks import lock_holders
 from gres_mig.models import Gpu, Settings, State
-from gres_mig.nvml import DriverError, Session
+from gres_mig.nvml import DriverError
 from gres_mig.published import Published
 from gres_mig.show import age
+from gres_mig.slice_session import SliceSession
 from gres_mig.state import Store
 from gres_mig.values import replace
 from gres_mig.view import View
@@ -47,7 +47,7 @@ def look(settings: Settings) -> View:
 def publish(settings: Settings, view: View) -> str:
     """Let everybody see what this look found, where what they see is old; the reason if that cannot be written."""
     managed = tuple(gpu for gpu in view.gpus if settings.manages(gpu))
-    if not (view.owners and managed and os.path.isdir(settings.state_dir) and os.path.isdir(settings.run_dir)):
+    if not (view.owners and managed):
         return ""
     if "node" in lock_holders(settings.run_dir):
         # Whoever it is publishes as well; and if it hangs there, to look must not.
@@ -60,7 +60,8 @@ def publish(settings: Settings, view: View) -> str:
         with store.transaction() as node:
             node.save(node.state, gpus=managed)
     except StateError as error:
-        return f"what others see stays old: {error.message}"
+        # On a fresh node, where nothing is recorded yet, anybody sees all of it; root is who begins.
+        return "" if error.code == "NOPERM" else f"what others see stays old: {error.message}"
     return ""
 
 
@@ -90,7 +91,7 @@ def _for_everybody(settings: Settings, store: Store, boot_id: str) -> View:
     fences = last.state.fences
 
     def visible() -> tuple[Gpu, ...]:
-        with Session(settings.simulator) as driver:
+        with SliceSession(settings) as driver:
             return driver.gpus(
                 lambda gpu: True, lambda gpu: f"fenced: {fences[gpu.uuid].reason}" if gpu.uuid in fences else ""
             )
@@ -104,7 +105,7 @@ def _for_everybody(settings: Settings, store: Store, boot_id: str) -> View:
 def _merged(seen: Gpu, last: Published) -> Gpu:
     """What anybody may see now, and where only root may list the instances, what root saw last."""
     known = next((gpu for gpu in last.gpus if gpu.uuid == seen.uuid), None)
-    if known and MAY_NOT_LIST in seen.trouble:
+    if known and (MAY_NOT_LIST in seen.trouble or seen.sliced):
         return replace(known, index=seen.index)
     return _with_profiles(seen, last) if seen.uuid in last.state.fences else seen
 

@@ -90,6 +90,14 @@ def holders(nodes: Iterable[str]) -> tuple[Process, ...]:
     return tuple(holder for pid in pids if _opens(pid, devices, paths) and (holder := process(pid)))
 
 
+def uid(pid: int) -> int | None:
+    """Whose process that is; None when there is none."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
 def describe(pid: int) -> str:
     """`pid 4711 python3 (alice)`; what is known of it, if it is still there."""
     try:

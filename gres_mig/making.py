@@ -74,7 +74,7 @@ class Maker:
         deadline, pause = time.monotonic() + self._settings.in_use_limit_s, 0.02
         while True:
             try:
-                with self._access.session(intent.gpu_uuid) as (driver, gpu):
+                with self._access.session(intent.gpu_uuid, intent) as (driver, gpu):
                     self._mark_creating(intent, gpu)
                     return self._create(driver, gpu, intent)
             except Refused as error:
@@ -121,7 +121,7 @@ class Maker:
             self._record_gpu_instance(intent, instance)
             compute = driver.create_compute_instance(instance)
             instance = replace(instance, compute_instances=(compute,))
-            return self._commit(intent, instance, self._guard(gpu, instance))
+            return self._commit(intent, instance, intent.slice or self._guard(gpu, instance))
         except BaseException as error:
             self._give_back(driver, intent, instance)
             if isinstance(error, DriverError) and error.nvml_code in (IN_USE, INSUFFICIENT_RESOURCES):
@@ -154,6 +154,7 @@ class Maker:
                 ci_id=compute.id,
                 mig_uuid=compute.mig_uuid,
                 isolation=isolation,
+                variables=compute.variables,
             )
             node.save(node.state.put(allocation))
         log.info("allocated %s (%s) to %s", compute.mig_uuid, intent.profile_name, intent.owner)

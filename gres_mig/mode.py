@@ -36,6 +36,8 @@ def turn(settings: Settings, store: Store, access: Access, gpu_uuid: str, *, on:
             reason = state.fences[gpu_uuid].reason
             raise NodeFault(f"{doing}: it is fenced: {reason}", hint=f"run: gres-mig unfence {gpu_uuid}", code="HEALTH")
         with access.session(gpu_uuid) as (driver, gpu):
+            if gpu.sliced:
+                raise BadRequest(f"{doing}: it is shared by slices", hint="take it out of slices in the configuration")
             if gpu.mig_current is None:
                 raise _without_mode(gpu, doing)
             if gpu.mig_current == gpu.mig_pending == on:

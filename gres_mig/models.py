@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gres_mig.serving import Serving
+from gres_mig.slice_models import GpuUser, Slicing
 from gres_mig.values import Value, replace
 
 TYPE_CHECKING = False
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
 GPU_VARIANTS = frozenset({7, 8, 10, 11, 12, 13, 14, 15, 16, 17})
 """`NVML_GPU_INSTANCE_PROFILE_*` enums (nvml.h) whose instances differ from a plain one of their size
 in media engines (`+me`, `-me`, `+me.all`) or graphics (`+gfx`); never chosen unless named."""
-
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -77,6 +78,8 @@ class ComputeInstance(_Handled):
     id: int
     mig_uuid: str
     handle: Any = None
+    variables: tuple[str, ...] = ()
+    """What a slice's processes need in their environment besides, as `NAME=value`; empty for a MIG device."""
 
 
 class Instance(_Handled):
@@ -89,6 +92,8 @@ class Instance(_Handled):
     placement: Placement
     compute_instances: tuple[ComputeInstance, ...] = ()
     handle: Any = None
+    memory_mib: int = 0
+    """What a slice takes of its GPU, overhead included; 0 for a GPU instance, whose profile says it."""
 
     @property
     def bare(self) -> bool:
@@ -117,6 +122,18 @@ class Gpu(Value):
     """Profile ids of which the driver says that no further instance can be made now (remaining capacity 0)."""
     trouble: str = ""
     lost: bool = False
+    sliced: bool = False
+    """Shared by software limits, as the configuration says: its instances are slices, and it has no profiles."""
+    backend: str = ""
+    """What holds a new slice on it to its memory: `cooperative` or `driver-limit`; empty: nothing can."""
+    reserved_mib: int = 0
+    """Memory of a shared GPU that its driver keeps for itself."""
+    foreign_mib: int = 0
+    """Memory of a shared GPU that processes of no slice use."""
+    users: tuple[GpuUser, ...] = ()
+    """The processes that use a shared GPU's memory, for root only."""
+
+    _aside: ClassVar[frozenset[str]] = frozenset({"users"})
 
     def profile(self, profile_id: int) -> Profile | None:
         """The profile of that driver id on this GPU."""
@@ -166,9 +183,12 @@ class Request(Value):
     """0 when a profile is named."""
     profile: str = ""
     gpus: tuple[str, ...] = ()
+    isolation: str = ""
+    """`mig`: nothing less than a MIG instance will do; empty: the strongest limit that there is room under."""
 
     def __str__(self) -> str:
-        return self.profile or f"{self.memory_mib:,} MiB"
+        asked = self.profile or f"{self.memory_mib:,} MiB"
+        return f"{asked} (isolation={self.isolation})" if self.isolation else asked
 
 
 class Stuck(Value):
@@ -202,6 +222,10 @@ class Record(Value):
     """Wall clock, for display only."""
     witnesses: tuple[Process, ...] = ()
     """Processes whose life is the owner's, where the owner is a process (a kernel and its server)."""
+    slice: str = ""
+    """What holds a slice to its memory, `cooperative` or `driver-limit`; empty: it is a GPU instance."""
+    overhead_mib: int = 0
+    """What a slice takes of its GPU beyond what its owner was given."""
     extra: Mapping[str, Any] = _NOTHING
     """Fields a newer version wrote; kept as they are."""
 
@@ -225,6 +249,10 @@ class Allocation(Record):
     isolation: str = "env"
     lost: bool = False
     """The owner lives, the hardware is gone."""
+    variables: tuple[str, ...] = ()
+    """What a slice's processes need in their environment besides, as `NAME=value`."""
+    over_since: float = 0.0
+    """Since when a slice has used more than it was given, wall clock; 0: it does not."""
 
 
 class Release(Record):
@@ -332,12 +360,41 @@ class Settings(Value):
     """Records younger than this count as alive."""
     aged_s: float = 300.0
     """A request that has waited longer than this for a place has one kept free for it."""
+    admission: str = "count"
+    """What keeps Slurm from starting jobs without a place: its `count` alone, or `gates`, features for each size."""
+    dcgm_mapping: str = ""
+    """The folder of dcgm-exporter's HPC job mapping; empty: it is told nothing."""
+    dcgm_whole_gpu: bool = False
+    """Whether the mapping has a file of each whole GPU as well."""
+    dcgm_sighup: str = ""
+    """What gets SIGHUP when instances changed: the exporter's unit or pid file; empty: nothing."""
+    slicing: Slicing = Slicing()
+    serving: Serving = Serving()
 
     @property
     def in_use_limit_s(self) -> float:
         """How long one call is repeated while the driver says in use: never so long that it would pass for a hang."""
         return min(self.in_use_wait_s, self.hardware_timeout_s / 4)
 
+    @property
+    def manages_any(self) -> bool:
+        """Whether any GPU is listed, for MIG or for slices."""
+        return bool(self.managed or self.slicing.gpus)
+
     def manages(self, gpu: Gpu) -> bool:
-        """Whether mutating calls may reach this GPU."""
-        return self.managed == ("*",) or gpu.uuid in self.managed or gpu.pci_bus_id.lower() in self.managed
+        """Whether mutating calls may reach this GPU, or slices of it be given out."""
+        return self.managed == ("*",) or _named(gpu, self.managed) or self.shares(gpu)
+
+    def shares(self, gpu: Gpu) -> bool:
+        """Whether this GPU is shared by slices; a name says more than `*`, and `*` means what has no MIG."""
+        if self.slicing.gpus != ("*",) or _named(gpu, self.managed):
+            return _named(gpu, self.slicing.gpus)
+        return gpu.mig_current is None and not gpu.profiles
+
+    def names_twice(self, gpu: Gpu) -> bool:
+        """Whether it is listed for MIG and for slices, by two names of it."""
+        return _named(gpu, self.managed) and _named(gpu, self.slicing.gpus)
+
+
+def _named(gpu: Gpu, names: tuple[str, ...]) -> bool:
+    return gpu.uuid in names or gpu.pci_bus_id.lower() in names

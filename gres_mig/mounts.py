@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from gres_mig.errors import StateError
+
 NETWORK = frozenset(
     {
         *("9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "gpfs", "lustre", "ncpfs", "nfs"),
@@ -32,3 +34,14 @@ def file_system(folder: str, proc: Path = Path("/proc")) -> str:
         if os.path.commonpath([path, point]) == point and len(point) >= len(best):
             best, kind = point, after.split()[0]
     return kind
+
+
+def refuse_a_network_file_system(folder: str, proc: Path = Path("/proc")) -> None:
+    """`StateError` where the folder is on a disk of other machines."""
+    kind = file_system(folder, proc)
+    if kind in NETWORK:
+        raise StateError(
+            f"{folder} is on a network file system ({kind}): a node's records belong on its own disk",
+            hint="name another folder in the configuration: state_dir",
+            code="CONFIG",
+        )

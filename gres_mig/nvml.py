@@ -194,6 +194,12 @@ class Session:
                 pids |= {p.pid for p in _unless(_CANNOT_TELL, doing, listing, info.device) or ()}
         return tuple(sorted(pids))
 
+    def used_mib(self, mig_uuid: str) -> int:
+        """How much of a MIG device's memory is in use; the driver tells it to whoever may use the device."""
+        doing = f"reading the memory of {mig_uuid}"
+        device = _call(doing, pynvml.nvmlDeviceGetHandleByUUID, mig_uuid)
+        return int(_call(doing, pynvml.nvmlDeviceGetMemoryInfo, device).used) >> 20
+
     def gpu_users(self, gpu: Gpu) -> tuple[int, ...]:
         """Pids that NVML lists on the whole GPU."""
         pids: set[int] = set()

@@ -11,6 +11,10 @@ from gres_mig.menu import Rank, menu_of, size_of
 from gres_mig.models import Gpu, Placement, Profile, Request, Settings
 from gres_mig.values import Value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 _Key = tuple[float, float, int]
 _Able = tuple["Room", tuple[Profile, ...]]
 
@@ -43,6 +47,26 @@ class Choice(Value):
     gpu_uuid: str
     profile: Profile
     placement: Placement
+    slice: str = ""
+    """What is to hold a slice to its memory; empty: it is a GPU instance."""
+    overhead_mib: int = 0
+
+    @property
+    def takes_mib(self) -> int:
+        """What a slice takes of its GPU's memory; 0 where the placement says all."""
+        return self.profile.memory_mib + self.overhead_mib if self.slice else 0
+
+    def recorded(self) -> dict[str, Any]:
+        """What a record says of it."""
+        return {
+            "gpu_uuid": self.gpu_uuid,
+            "profile_id": self.profile.id,
+            "profile_name": self.profile.name,
+            "memory_mib": self.profile.memory_mib,
+            "placement": self.placement,
+            "slice": self.slice,
+            "overhead_mib": self.overhead_mib,
+        }
 
 
 def choose(rooms: Sequence[Room], request: Request, settings: Settings) -> Choice:
@@ -50,7 +74,7 @@ def choose(rooms: Sequence[Room], request: Request, settings: Settings) -> Choic
 
     The exact size of every GPU is searched on all of them, smaller memory first, before any gives more than that.
     """
-    asked = _asked(rooms, request)
+    asked = asked_of(rooms, request)
     best: dict[Rank, tuple[_Key, Room, Profile, Placement]] = {}
     for room in asked:
         if room.closed:
@@ -107,7 +131,8 @@ def _key(policy: str, damage: int, free: float, index: int) -> _Key:
     return damage, free, index
 
 
-def _asked(rooms: Sequence[Room], request: Request) -> Sequence[Room]:
+def asked_of(rooms: Sequence[Room], request: Request) -> Sequence[Room]:
+    """The GPUs that the request may go to; raises where it names another or asks for nothing."""
     if not rooms:
         raise NodeFault("no GPU of this node is managed", hint="run: gres-mig setup", code="CONFIG")
     if request.memory_mib <= 0 and not request.profile:

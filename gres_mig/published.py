@@ -53,7 +53,8 @@ def read(store: Store, boot_id: str) -> Published:
 
 
 def _gpu(plain: Mapping[str, Any]) -> Gpu:
-    known = {name: plain[name] for name in Gpu.field_names()}
+    # Who uses a shared GPU is not published; what older ones did not write is as it was then.
+    known = {name: plain[name] for name in Gpu.field_names() if name in plain and name != "users"}
     known["profiles"] = tuple(map(_profile, plain["profiles"]))
     known["instances"] = tuple(map(_instance, plain["instances"]))
     known["full_profiles"] = frozenset(plain["full_profiles"])
@@ -67,7 +68,8 @@ def _profile(plain: Mapping[str, Any]) -> Profile:
 
 def _instance(plain: Mapping[str, Any]) -> Instance:
     computes = tuple(ComputeInstance(c["id"], c["mig_uuid"]) for c in plain["compute_instances"])
-    return Instance(plain["gpu_uuid"], plain["id"], plain["profile_id"], _placement(plain["placement"]), computes)
+    place, memory_mib = _placement(plain["placement"]), plain.get("memory_mib", 0)
+    return Instance(plain["gpu_uuid"], plain["id"], plain["profile_id"], place, computes, memory_mib=memory_mib)
 
 
 def _placement(plain: Mapping[str, Any]) -> Placement:
@@ -83,6 +85,8 @@ def _record(number: int, plain: Mapping[str, Any], boot_id: str) -> Record:
         "boot_id": boot_id,
         "placement": _placement(plain["placement"]),
         **{name: plain[name] for name in ("gpu_uuid", "profile_id", "profile_name", "memory_mib", "since")},
+        "slice": plain.get("slice", ""),
+        "overhead_mib": plain.get("overhead_mib", 0),
     }
     if plain["kind"] == "release":
         return Release(**shared, stuck=Stuck(plain["since"], 0, 0.0) if plain["stuck"] else None)

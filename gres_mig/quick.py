@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gres_mig import answers, config
+from gres_mig import answers, config, machine
 from gres_mig.deadline import operate
 from gres_mig.errors import BadRequest
-from gres_mig.models import Request, Settings
+from gres_mig.models import Process, Request, Settings
 from gres_mig.owners import parse_owner
 from gres_mig.sizes import parse_memory
 
 _VALUES = {
     "": ("--node", "--config", "--name"),
-    "allocate": ("--owner", "--memory", "--profile", "--gpu"),
+    "allocate": ("--owner", "--memory", "--profile", "--gpu", "--witness", "--isolation"),
     "reclaim": (),
 }
 
@@ -75,6 +75,8 @@ def run(arguments: Arguments) -> None:
             arguments.last("--memory"),
             arguments.last("--profile"),
             tuple(arguments.values.get("--gpu", ())),
+            tuple(arguments.values.get("--witness", ())),
+            arguments.last("--isolation"),
             as_json=arguments.as_json,
         )
     else:
@@ -88,18 +90,23 @@ def allocate(
     memory: str | None,
     profile: str | None,
     gpus: tuple[str, ...],
+    witnesses: tuple[str, ...],
+    isolation: str | None,
     *,
     as_json: bool,
 ) -> None:
-    """Give an owner the smallest instance that holds what it asks for, and print it."""
+    """Give an owner the smallest instance that holds what it asks for, and print it; it ends with its witnesses."""
     if owner is None:
         raise BadRequest("nobody was named to allocate for", hint="such as: --owner manual:alice")
     if (memory is None) == (profile is None):
         raise BadRequest("ask for a memory size or for a profile, one of the two", hint="such as: --memory 8000")
+    if isolation not in (None, "mig"):
+        raise BadRequest(f"isolation {isolation!r}: only mig can be insisted on", hint="write --isolation mig, or none")
     who = parse_owner(owner)
-    request = Request(0 if memory is None else parse_memory(memory), profile or "", gpus)
-    node = answers.for_root(settings(), "allocate")
-    grant = operate(node, lambda allocator: allocator.allocate(who, request))
+    request = Request(0 if memory is None else parse_memory(memory), profile or "", gpus, isolation or "")
+    node = answers.for_root(settings(), "allocate", or_delegate=True)
+    lives = tuple(_process(pid) for pid in witnesses)
+    grant = operate(node, lambda allocator: allocator.allocate(who, request, witnesses=lives))
     text = answers.describe(grant.allocation) + ("" if grant.created else " (already)")
     answers.emit(answers.plain_allocation(grant.allocation, created=grant.created), text, as_json=as_json)
 
@@ -107,6 +114,14 @@ def allocate(
 def reclaim(settings: Callable[[], Settings], owner: str, *, as_json: bool) -> None:
     """Take back what an owner has, and print what became of it."""
     who = parse_owner(owner)
-    node = answers.for_root(settings(), "reclaim")
+    node = answers.for_root(settings(), "reclaim", or_delegate=True)
     outcomes = operate(node, lambda allocator: allocator.reclaim(who))
     answers.emit_outcomes(outcomes, f"{owner} holds nothing", as_json=as_json)
+
+
+def _process(pid: str) -> Process:
+    number = int(pid) if pid.isascii() and pid.isdigit() and len(pid) < 10 else 0
+    found = machine.process(number) if number else None
+    if found is None:
+        raise BadRequest(f"witness {pid!r}: there is no such process", hint="name one that runs, by its pid")
+    return found

@@ -162,7 +162,8 @@ def _text(value: object) -> str:
 def plain_of(value: Any) -> Any:
     """A frozen value as JSON holds it, without driver handles."""
     if isinstance(value, Value):
-        return {name: plain_of(held) for name, held in fields_of(value).items() if name not in ("extra", "handle")}
+        aside = ("extra", "handle", "users")
+        return {name: plain_of(held) for name, held in fields_of(value).items() if name not in aside}
     if isinstance(value, (tuple, frozenset)):
         return [plain_of(item) for item in value]
     return value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gres_mig import placement
-from gres_mig.errors import Fault, GresMigError, NodeFault
+from gres_mig import placement, slices
+from gres_mig.errors import BadRequest, Fault, GresMigError, NodeFault
 from gres_mig.models import Gpu, Instance, Placement, Record, Request, Settings, State
 from gres_mig.values import Value, replace
 
@@ -16,14 +16,16 @@ class Held(Value):
     gpu_uuid: str
     placement: Placement
     owner: str
+    takes_mib: int = 0
+    """The memory that is kept free for a slice, of whatever number."""
 
 
 def choose(
     rooms: list[placement.Room], request: Request, settings: Settings, failed: dict[str, GresMigError]
 ) -> placement.Choice:
-    """What `placement.choose` chooses; when nothing is open any more, the reason is why the first GPU failed."""
+    """The best place; when nothing is open any more, the reason is why the first GPU failed."""
     try:
-        return placement.choose(rooms, request, settings)
+        return best(rooms, request, settings)
     except NodeFault as error:
         # Where a GPU was only busy, waiting can help; so that is the reason to tell.
         reasons = sorted(failed.values(), key=lambda e: e.fault is not Fault.CAPACITY)
@@ -32,15 +34,54 @@ def choose(
         raise
 
 
+def best(rooms: Sequence[placement.Room], request: Request, settings: Settings) -> placement.Choice:
+    """A MIG instance, which is a wall in hardware; a slice where there is room for none and the request allows it."""
+    if not any(room.gpu.sliced for room in rooms):
+        return placement.choose(rooms, request, settings)
+    asked = placement.asked_of(rooms, request)
+    shared = [room for room in asked if room.gpu.sliced]
+    divided = [room for room in asked if not room.gpu.sliced]
+    refusals: list[GresMigError] = []
+    if divided:
+        try:
+            return placement.choose(divided, replace(request, gpus=()), settings)
+        except GresMigError as error:
+            refusals.append(error)
+    if shared and not (request.isolation or (request.profile and divided)):
+        try:
+            return slices.choose(shared, request, settings)
+        except GresMigError as error:
+            refusals.append(error)
+    if not refusals:
+        raise BadRequest(
+            f"isolation={request.isolation} was asked for, and what could serve {request} here is shared by slices",
+            hint="ask without --isolation, or for another node",
+        )
+    # Whoever may yet serve it decides: what is only taken before what is out of order before what never could.
+    order = (Fault.CAPACITY, Fault.NODE, Fault.REQUEST)
+    first, *others = sorted(refusals, key=lambda error: order.index(error.fault))
+    if not others:
+        raise first
+    message = f"{first.message}; {others[0].message}"
+    raise type(first)(message, hint=first.hint, blockers=first.blockers, code=first.code)
+
+
 def without(
     rooms: tuple[placement.Room, ...], failed: dict[str, GresMigError], taken: Sequence[Record | Held]
 ) -> list[placement.Room]:
     """The rooms less the GPUs that failed this ask, the places that the driver refused to it and those of others."""
     left = []
     for room in rooms:
-        places: list[Placement] = [i.placement for i in taken if i.gpu_uuid == room.gpu.uuid]
+        there = [i for i in taken if i.gpu_uuid == room.gpu.uuid]
         error = failed.get(room.gpu.uuid)
-        left.append(replace(room, busy=(*room.busy, *places), closed=room.closed or (error.message if error else "")))
+        left.append(
+            replace(
+                room,
+                busy=(*room.busy, *(i.placement for i in there)),
+                held_mib=room.held_mib + sum(i.takes_mib for i in there if isinstance(i, Held)),
+                closed=room.closed or (error.message if error else ""),
+            )
+        )
     return left
 
 
@@ -49,7 +90,9 @@ def room(gpu: Gpu, state: State) -> placement.Room:
     records = [r for r in state.records if r.gpu_uuid == gpu.uuid]
     there = {i.placement for i in gpu.instances}
     held = sum(p.memory_mib for i in gpu.instances if (p := gpu.profile(i.profile_id)))
-    held += sum(r.memory_mib for r in records if r.placement not in there)
+    held += sum(r.memory_mib + r.overhead_mib for r in records if r.placement not in there)
+    # A slice says itself what it takes, and what no slice uses of a shared GPU no slice can have.
+    held += sum(i.memory_mib for i in gpu.instances) + gpu.foreign_mib
     closed = gpu.trouble
     if gpu.uuid in state.fences:
         closed = f"fenced: {state.fences[gpu.uuid].reason}; run: gres-mig unfence {gpu.uuid}"
@@ -67,6 +110,7 @@ def told(gpus: tuple[Gpu, ...], state: State) -> set[object]:
     """What of a look may refuse a request and not be so any more: instances without a record (one given back since
     has none either), profiles that the driver called full, and the menus."""
     found: set[object] = {(gpu.uuid, profile_id) for gpu in gpus for profile_id in gpu.full_profiles}
+    found |= {user for gpu in gpus for user in gpu.users if not user.slice}
     return found.union(*(gpu.profiles for gpu in gpus), *(unnamed(gpu, state) for gpu in gpus))
 
 

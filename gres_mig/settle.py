@@ -73,10 +73,12 @@ def is_due(stuck: Stuck, now: float) -> bool:
 
 
 class Settler:
-    """Settles releases of one GPU, whose lock the caller holds."""
+    """Settles releases of one GPU, whose lock the caller holds; `tell` hears of each before its instance goes."""
 
-    def __init__(self, store: Store, settings: Settings, boot_id: str, clock: Callable[[], float]) -> None:
-        self._store, self._settings, self._boot_id, self._clock = store, settings, boot_id, clock
+    def __init__(
+        self, store: Store, settings: Settings, boot_id: str, clock: Callable[[], float], tell: Callable[[str], None]
+    ) -> None:
+        self._store, self._settings, self._boot_id, self._clock, self._tell = store, settings, boot_id, clock, tell
 
     def settle(self, driver: Session, nonce: str) -> Outcome | None:
         """Undo the release of that nonce as far as the hardware lets it; None when there is none to undo."""
@@ -90,6 +92,8 @@ class Settler:
             raise
         except NodeFault as error:
             return self.mark_stuck(nonce, error.message)
+        # Before anything goes: the next instance may have the same id, and an exporter reads at any moment.
+        self._tell(record.gpu_uuid)
         judged = self._judge(nonce, found)
         if judged != "ours":
             return judged

@@ -5,7 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
+from gres_mig import slices
 from gres_mig.errors import GresMigError
+from gres_mig.machine import describe
 from gres_mig.models import Gpu, Profile, Release, Request, Settings, State
 from gres_mig.placement import allowed, choose
 from gres_mig.rooms import room
@@ -72,7 +74,7 @@ def summary(view: View, settings: Settings) -> str:
     free = 0
     for gpu in managed:
         held = holdings(view, gpu)
-        free += 0 if room(gpu, view.state).closed else gpu.slices - mask(held).bit_count()
+        free += 0 if gpu.sliced or room(gpu, view.state).closed else gpu.slices - mask(held).bit_count()
         for holding in held:
             counts[holding.kind] = counts.get(holding.kind, 0) + 1
     counts["fenced"] = sum(gpu.uuid in view.state.fences for gpu in managed)
@@ -81,6 +83,8 @@ def summary(view: View, settings: Settings) -> str:
         text += f", {len(managed)} managed"
     if managed:
         text += f": {free} of {sum(gpu.slices for gpu in managed)} memory slices free"
+    for number in filter(None, [sum(gpu.sliced for gpu in managed)]):
+        text += f", {number} shared by slices"
     some = [_count(counts[kind], kind) for kind in (*_FILL, "fenced") if counts.get(kind)]
     return f"{text}; {', '.join(some)}" if some else text
 
@@ -100,6 +104,8 @@ def who(view: View, holding: Holding) -> str:
     if holding.record is None:
         assert holding.instance is not None
         bare = ", bare" if holding.instance.bare else ""
+        if holding.instance.memory_mib:
+            return f"foreign: slice {holding.instance.id}{bare}"
         return f"foreign: GPU instance {holding.instance.id}{bare}"
     if not view.owners:
         return "in use" if holding.kind == "allocation" else holding.kind
@@ -110,6 +116,9 @@ def who(view: View, holding: Holding) -> str:
 def largest_free(gpu: Gpu, state: State, settings: Settings) -> Profile | None:
     """The largest profile that a request for memory could get on that GPU now."""
     here = [room(gpu, state)]
+    if gpu.sliced:
+        most_mib = 0 if here[0].closed else slices.largest_mib(here[0], settings)
+        return slices.profile(most_mib) if most_mib else None
     for profile in sorted(allowed(gpu, settings), key=lambda p: -p.memory_mib):
         try:
             return choose(here, Request(profile.memory_mib), settings).profile
@@ -165,7 +174,7 @@ def _gpu(view: View, gpu: Gpu, held: Sequence[Holding], settings: Settings, colu
     yield title(gpu, paper)
     recorded = any(holding.record for holding in held)
     managed = settings.manages(gpu)
-    if not recorded and (not managed or has_no_mig(gpu)):
+    if not recorded and (not managed or (has_no_mig(gpu) and not gpu.sliced)):
         reason = gpu.trouble or f"MIG mode is on, {len(gpu.instances)} instance(s)"
         yield from paper.wrap("quiet", reason if managed else f"not managed: {reason}", 2)
         return
@@ -178,6 +187,9 @@ def _gpu(view: View, gpu: Gpu, held: Sequence[Holding], settings: Settings, colu
         yield f"  {bar(gpu, held, bool(closed), paper)}"
     for holding in held:
         yield from columns.lines(holding)
+    if gpu.sliced:
+        yield from _shared(view, gpu, settings, columns)
+        return
     free = gpu.slices - mask(held).bit_count()
     if free and managed and not closed:
         most = largest_free(gpu, view.state, settings)
@@ -185,6 +197,24 @@ def _gpu(view: View, gpu: Gpu, held: Sequence[Holding], settings: Settings, colu
         first, *rest = paper.wrap("", f"{free} of {gpu.slices} slices: {what}", 9)
         yield f"  {'free':>5}  {first.lstrip()}"
         yield from rest
+
+
+def _shared(view: View, gpu: Gpu, settings: Settings, columns: Columns) -> Iterator[str]:
+    paper, here = columns.paper, room(gpu, view.state)
+    capacity_mib, overhead_mib = slices.capacity_mib(gpu, settings), slices.overhead_mib(gpu, settings)
+    if not here.closed:
+        most = slices.largest_mib(here, settings)
+        free = f"up to {format_mib(most)} in one slice" if most else "nothing"
+        over = f", and {format_mib(overhead_mib)} with each" if overhead_mib else ""
+        text = f"{free}; {format_mib(here.held_mib)} of {format_mib(capacity_mib)} are taken{over}; {gpu.backend}"
+        first, *rest = paper.wrap("", text, 9)
+        yield f"  {'free':>5}  {first.lstrip()}"
+        yield from rest
+    strangers = [user for user in gpu.users if not user.slice]
+    if gpu.foreign_mib or strangers:
+        who_uses = ", ".join(describe(user.pid) for user in strangers) if view.owners else ""
+        text = f"processes of no slice use {format_mib(gpu.foreign_mib)}"
+        yield from paper.wrap("trouble", f"{text}: {who_uses}" if who_uses else text, 2)
 
 
 def _closed(view: View, gpu: Gpu, now: float) -> list[str]:

@@ -84,6 +84,10 @@ class Store:
             with self.transaction() as node:
                 return node.state
 
+    def peek(self) -> State:
+        """The records as they are, for who may wait for nothing: a damaged file is an error and stays where it is."""
+        return self._read()
+
     def public(self) -> dict[str, Any]:
         """What anybody may read: GPUs, slices, profiles and ages, no owners."""
         try:
@@ -105,7 +109,7 @@ class Store:
         pause = 0.001
         while True:
             with self._errors("locking", path):
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX if deadline is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # A folder that was emptied under us has another file of this name by now: that one counts.
@@ -185,7 +189,7 @@ class Store:
             # By its size: one whose maker was killed, or had no room for it, is there and too small.
             if self._spare_bytes() >= needed:
                 return
-            descriptor = os.open(self._spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self._spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 os.posix_fallocate(descriptor, 0, needed)
             finally:
@@ -199,44 +203,21 @@ class Store:
 
     def _publish(self, state: State, gpus: Sequence[Gpu]) -> None:
         path = os.path.join(self._run_dir, "public.json")
-        now = time.time()
+        # Two rows, for most of what is saved changes neither, and rendering eight GPUs again each time was a fifth of
+        # an allocation: what is recorded, and what was last seen of the hardware.
+        recorded = _recorded(state)
         if gpus:
             # Foreign instances only: one of ours is in the records, and may be gone before the next look.
-            shown, looked = [plain_of(_without_ours(gpu, state)) for gpu in gpus], now
+            seen = _seen([plain_of(_without_ours(gpu, state)) for gpu in gpus], time.time())
         else:
-            # What was last seen of the hardware; a reader sees by `looked` how old it is.
-            try:
-                with open(path, "rb") as file:
-                    last = json.load(file)
-                shown, looked = last["gpus"], last["looked"]
-            except (OSError, ValueError, KeyError):
-                shown, looked = [], 0.0
-        public = {
-            "schema": FORMAT,
-            "written": now,
-            "looked": looked,
-            "gpus": shown,
-            "records": [
-                {
-                    "kind": kind_of(record),
-                    "gpu_uuid": record.gpu_uuid,
-                    "profile_id": record.profile_id,
-                    "profile_name": record.profile_name,
-                    "memory_mib": record.memory_mib,
-                    "placement": plain_of(record.placement),
-                    "since": record.since,
-                    "stuck": isinstance(record, Release) and record.stuck is not None,
-                    "lost": isinstance(record, Allocation) and record.lost,
-                }
-                for record in state.records
-            ],
-            "fences": {uuid: fence.reason for uuid, fence in state.fences.items()},
-            "distrusted": state.distrusted,
-        }
+            # A reader sees by `looked` how old it is.
+            before, seen = _rows(path)
+            if before == recorded:
+                return
         try:
-            _replace(path, json.dumps(public).encode(), 0o644, durable=False)
+            _replace(path, recorded + seen, 0o644, durable=False)
         except OSError as error:
-            # What is recorded is recorded; who only looks sees by `written` how old the view is.
+            # What is recorded is recorded; who only looks sees what was published before.
             log.warning("writing %s: %s", path, error.strerror)
 
     @contextmanager
@@ -278,6 +259,47 @@ def _replace(path: str, data: bytes, mode: int, *, durable: bool = True) -> None
             log.warning("syncing the folder of %s: %s", path, error.strerror)
     finally:
         os.close(folder)
+
+
+def _recorded(state: State) -> bytes:
+    """The first row of what is published."""
+    public = {
+        "schema": FORMAT,
+        "records": [
+            {
+                "kind": kind_of(record),
+                "gpu_uuid": record.gpu_uuid,
+                "profile_id": record.profile_id,
+                "profile_name": record.profile_name,
+                "memory_mib": record.memory_mib,
+                "placement": plain_of(record.placement),
+                "since": record.since,
+                "stuck": isinstance(record, Release) and record.stuck is not None,
+                "lost": isinstance(record, Allocation) and record.lost,
+                "slice": record.slice,
+                "overhead_mib": record.overhead_mib,
+            }
+            for record in state.records
+        ],
+        "fences": {uuid: fence.reason for uuid, fence in state.fences.items()},
+        "distrusted": state.distrusted,
+    }
+    return json.dumps(public)[:-1].encode() + b",\n"
+
+
+def _seen(gpus: Sequence[Any], looked: float) -> bytes:
+    """The second row; the two together are one JSON object."""
+    return json.dumps({"looked": looked, "gpus": gpus})[1:].encode() + b"\n"
+
+
+def _rows(path: str) -> tuple[bytes, bytes]:
+    """What is published; nothing seen where that cannot be read, or was written otherwise."""
+    try:
+        with open(path, "rb") as file:
+            recorded, seen = file.readlines()
+    except (OSError, ValueError):
+        return b"", _seen([], 0.0)
+    return recorded, seen
 
 
 def _without_ours(gpu: Gpu, state: State) -> Gpu:

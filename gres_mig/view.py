@@ -68,7 +68,7 @@ def holdings(view: View, gpu: Gpu) -> tuple[Holding, ...]:
         # Published records do not say which instance is theirs; what lies where they do is taken for it.
         if view.owners or not _covered(view.state, instance):
             profile = gpu.profile(instance.profile_id)
-            name, memory_mib = (profile.name, profile.memory_mib) if profile else ("", 0)
+            name, memory_mib = (profile.name, profile.memory_mib) if profile else ("", instance.memory_mib)
             found.append(Holding(instance.placement, "foreign", name, memory_mib, None, instance))
     return tuple(sorted(found, key=lambda h: (h.placement.start, h.placement.size, h.kind)))
 

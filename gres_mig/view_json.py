@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gres_mig.models import Gpu, Placement, Profile, Record, Release, Settings
+from gres_mig import slices
+from gres_mig.models import Allocation, Gpu, Placement, Profile, Record, Release, Settings
 from gres_mig.rooms import room
 from gres_mig.show import largest_free, summary
 from gres_mig.view import Drift, Holding, View, holdings, mask
@@ -30,6 +31,7 @@ def plain_holding(view: View, holding: Holding) -> dict[str, Any]:
         "state": holding.kind,
         "placement": plain_placement(holding.placement),
         "profile": {"name": holding.profile_name, "memory_mib": holding.memory_mib},
+        "isolation": record.isolation if isinstance(record, Allocation) and view.owners else None,
         "owner": str(record.owner) if record and view.owners else None,
         "requested": str(record.request) if record and view.owners else None,
         "since": record.since if record else None,
@@ -72,9 +74,20 @@ def _gpu(view: View, gpu: Gpu, settings: Settings) -> dict[str, Any]:
         "closed": room(gpu, view.state).closed or None,
         "fenced_since": fence.since or None if fence else None,
         "slices": gpu.slices,
-        "free_slices": gpu.slices - mask(held).bit_count(),
+        "free_slices": 0 if gpu.sliced else gpu.slices - mask(held).bit_count(),
+        "shared": _shared(view, gpu, settings) if gpu.sliced else None,
         "largest_free": plain_profile(most) if most else None,
         "holdings": [plain_holding(view, holding) for holding in held],
+    }
+
+
+def _shared(view: View, gpu: Gpu, settings: Settings) -> dict[str, Any]:
+    return {
+        "isolation": gpu.backend or None,
+        "capacity_mib": slices.capacity_mib(gpu, settings),
+        "held_mib": room(gpu, view.state).held_mib,
+        "overhead_mib": slices.overhead_mib(gpu, settings),
+        "foreign_mib": gpu.foreign_mib,
     }
 
 

@@ -29,6 +29,11 @@ class Answer(NamedTuple):
         answer: dict[str, Any] = json.loads(self.out)
         return answer
 
+    @property
+    def flat(self) -> str:
+        """Its text in one line, however wide the terminal is."""
+        return " ".join(self.out.split())
+
 
 def run(*words: object, **variables: str) -> Answer:
     """In a process of its own; `variables` are added to its environment."""

@@ -11,10 +11,12 @@ from driver import Operation, Told
 from scene import SUBJECT, Found, Scene, instances, is_at, records
 
 from gres_mig import simulator
+from gres_mig.exporter import shown
+from gres_mig.models import Owner
 from gres_mig.simulator.admin import SimulatedRefusal
 
 LEAK, DOUBLE, LOST, FOREIGN = "leak", "double owner", "live instance lost", "foreign"
-LOCK, ANSWER, RESERVE = "lock", "answer", "reserve"
+LOCK, ANSWER, RESERVE, MAPPING = "lock", "answer", "reserve", "mapping"
 
 
 class Violation(NamedTuple):
@@ -102,6 +104,20 @@ class Expected:
         for record in recorded:
             if not record.get("lost") and not any(_accounts_for(record, instance) for instance in hardware):
                 yield Violation(LEAK, f"{_name(record)} has nothing on the hardware: {_names(hardware)}")
+        yield from self.told()
+
+    def told(self) -> Iterator[Violation]:
+        """What dcgm-exporter reads that is not so."""
+        indexes = {uuid: index for index, uuid in enumerate(simulator.Node(self.folder / "node").uuids)}
+        wanted = {
+            f"{indexes[record['gpu_uuid']]}.{record['gi_id']}": f"{shown(Owner(record['owner']['name']))}\n"
+            for record in records(self.folder)
+            if record["kind"] == "allocation" and not record["lost"]
+        }
+        files = (p for p in (self.folder / "run" / "mapping").glob("*.*") if p.suffix != ".new")
+        found = {path.name: text for path in files if (text := path.read_text())}
+        if found != wanted:
+            yield Violation(MAPPING, f"the exporter is told {found}, and the records say {wanted}")
 
     def nothing_of(self, owner: str) -> Iterator[Violation]:
         """What an owner still has whose work is over, but for what the hardware does not let go."""

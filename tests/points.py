@@ -18,7 +18,9 @@ import pynvml
 
 from gres_mig.simulator.library import Library
 
-_BY_PATH = ("open", "replace", "rename", "unlink", "remove", "rmdir", "mkdir", "link", "symlink", "truncate", "chmod")
+_BY_PATH = (
+    "open", "replace", "rename", "unlink", "remove", "rmdir", "mkdir", "link", "symlink", "truncate", "chmod", "chown",
+)  # fmt: skip
 _BY_DESCRIPTOR = ("write", "pwrite", "close", "fsync", "fdatasync", "ftruncate", "fchmod", "posix_fallocate")
 _LOCKS = ("flock", "lockf")
 _CHANGES = frozenset(

@@ -23,10 +23,11 @@ import breakages
 from points import Points
 
 from gres_mig import machine, simulator
-from gres_mig.allocator import Allocator, environment_only, witnesses_alive
+from gres_mig.allocator import Allocator, environment_only
 from gres_mig.errors import GresMigError, NodeFault
 from gres_mig.models import Gpu, Instance, Owner, Process, Record, Request, Settings
 from gres_mig.state import Store
+from gres_mig.witnesses import witnesses_alive
 
 
 def settings_of(folder: Path, lock_wait_s: float = 30.0) -> Settings:
@@ -40,6 +41,8 @@ def settings_of(folder: Path, lock_wait_s: float = 30.0) -> Settings:
         young_s=0.0,
         in_use_wait_s=0.0,
         lock_wait_s=lock_wait_s,
+        # Below a folder whose files are watched.
+        dcgm_mapping=str(folder / "run" / "mapping"),
     )
 
 

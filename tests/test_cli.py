@@ -247,7 +247,14 @@ def test_every_command_explains_itself(words: tuple[str, ...], option: str) -> N
 def test_every_command_but_a_group_and_a_program_prints_json() -> None:
     without = [words for words in ALL if "--json" not in here(*words, "--help").out]
 
-    assert sorted(without) == [("serve",), ("simulate",), ("simulate", "work"), ("slurm",)]
+    assert sorted(without) == [
+        ("kernelspec",),
+        ("serve",),
+        ("simulate",),
+        ("simulate", "work"),
+        ("slices",),
+        ("slurm",),
+    ]
 
 
 def test_help_lists_every_command_with_what_it_is_for() -> None:

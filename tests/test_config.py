@@ -19,6 +19,7 @@ from gres_mig import config, config_schema
 from gres_mig.config_text import render, write, write_node_config
 from gres_mig.errors import BadRequest, ConfigError, Fault
 from gres_mig.models import Gpu, Placement, Profile, Settings
+from gres_mig.serving import Serving
 from gres_mig.values import replace
 
 ROOT = Path(__file__).parent.parent
@@ -167,6 +168,12 @@ def test_every_key_arrives_where_it_is_used() -> None:
         hardware_timeout = 2.5
         lock_wait = 3
         in_use_wait = 4
+        admission = "gates"
+        user_memory = "48G"
+        user_instances = 5
+        user_requests = 6
+        user_connections = 7
+        metrics_port = 9100
         state_dir = "/srv/gres-mig"
         simulator = "/srv/simulated"
         [profiles]
@@ -191,6 +198,8 @@ def test_every_key_arrives_where_it_is_used() -> None:
         hardware_timeout_s=2.5,
         lock_wait_s=3.0,
         in_use_wait_s=4.0,
+        admission="gates",
+        serving=Serving(49152, 5, 6, 7, 9100),
     )
 
 
@@ -252,6 +261,11 @@ def test_the_reserve_is_a_size_or_nothing(reserve: str, mib: int) -> None:
         ('lock_wait = "30s"', '1: lock_wait: found "30s"; accepted: a number of seconds from 0 to 600'),
         ("lock_wait = nan", "1: lock_wait: found nan; accepted: …"),
         ("in_use_wait = inf", "1: in_use_wait: found inf; accepted: a number of seconds from 0 to 60"),
+        ("user_instances = -1", "1: user_instances: found -1; accepted: a whole number from 0 to 1000"),
+        ("user_connections = 0", "1: user_connections: found 0; accepted: a whole number from 1 to 64"),
+        ('user_memory = "much"', '1: user_memory: found "much"; accepted: …'),
+        ("metrics_port = 65536", "1: metrics_port: found 65536; accepted: a whole number from 0 to 65535"),
+        ('admission = "gate"', '1: admission: found "gate"; accepted: "count" or "gates"; did you mean "gates"?'),
         ("in_use_wait = true", "1: in_use_wait: found true; accepted: …"),
         ("lock_wait = 1979-05-27", "1: lock_wait: found 1979-05-27; accepted: …"),
         ('state_dir = ""', '1: state_dir: found ""; accepted: a folder, absolute or relative to that of this file'),
@@ -699,6 +713,8 @@ settings_of_a_node = st.builds(
     hardware_timeout_s=seconds,
     lock_wait_s=seconds,
     in_use_wait_s=seconds,
+    admission=st.sampled_from(["count", "gates"]),
+    serving=st.builds(Serving, memory_mib=st.sampled_from([0, 49152]), connections=st.integers(1, 64)),
 )
 
 

@@ -10,7 +10,7 @@ from gres_mig import machine
 from gres_mig.allocator import Allocator
 from gres_mig.deadline import operate
 from gres_mig.errors import Conflict, NoCapacity, TimedOut
-from gres_mig.models import Allocation, Owner, Process, Request, Settings
+from gres_mig.models import Allocation, Intent, Owner, Process, Record, Request, Settings
 from gres_mig.simulator import Node
 from gres_mig.state import Store
 from gres_mig.values import replace
@@ -84,3 +84,27 @@ def test_a_gpu_that_hangs_does_not_get_its_neighbour_fenced(settings: Settings, 
     state = Store(settings, machine.boot_id(settings.simulator)).read()
     assert dict(state.fences) == {}
     assert state.records == ()
+
+
+def test_an_intent_whose_maker_commits_and_ends_meanwhile_is_no_crash(
+    settings: Settings, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocator = allocator_at(settings, 2e9)
+    allocation = allocator.allocate(ALICE, Request(8000)).allocation
+    shared = {name: getattr(allocation, name) for name in Record.field_names()}
+    store = Store(settings, machine.boot_id(settings.simulator))
+    with store.transaction() as transaction:
+        transaction.save(transaction.state.put(Intent(**shared, maker=GONE)))
+
+    def alive(_: Process) -> bool:
+        """When it is asked whether the maker lives, that has just committed, and ended."""
+        with store.transaction() as transaction:
+            transaction.save(transaction.state.put(allocation))
+        return False
+
+    monkeypatch.setattr(machine, "alive", alive)
+    outcomes = allocator.reconcile()
+
+    assert outcomes == ()
+    assert store.read().records == (allocation,)
+    assert len(node.instances()) == 1

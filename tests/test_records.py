@@ -65,7 +65,7 @@ def test_a_value_of_another_type_is_damage_wherever_it_stands() -> None:
 
     # No instance yet, not stuck, a whole number of seconds; nothing else.
     assert accepted == {("gi_id", "NoneType"), ("stuck", "NoneType")} | {
-        (name, "int") for name in ("since", "next_try", "bare_since")
+        (name, "int") for name in ("since", "next_try", "bare_since", "over_since")
     }
 
 

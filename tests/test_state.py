@@ -18,7 +18,7 @@ from recorded import CAROL, FULL, record, sealed
 from gres_mig import log, machine
 from gres_mig.allocator import Allocator
 from gres_mig.errors import GresMigError, NoCapacity, NodeFault, StateError
-from gres_mig.models import Allocation, Fence, Owner, Request, Settings, Tombstone
+from gres_mig.models import Allocation, Fence, Intent, Owner, Process, Request, Settings, State, Tombstone
 from gres_mig.records import decode, encode
 from gres_mig.simulator.admin import Node
 from gres_mig.state import Store
@@ -271,6 +271,50 @@ def test_a_view_that_cannot_be_written_stops_nobody(allocator: Allocator, settin
     allocator.reclaim(ALICE)
 
     assert node.instances() == []
+
+
+def test_what_changes_nothing_for_everybody_is_not_published_again(store: Store, settings: Settings) -> None:
+    public = Path(settings.run_dir, "public.json")
+    intent = record(Intent, "i", 0, maker=Process(1, 2), creating=False)
+    with store.transaction() as node:
+        node.save(State(intent.boot_id, (intent,)))
+        first = public.with_name("first")
+        first.hardlink_to(public)
+
+        node.save(node.state.put(replace(intent, creating=True, gi_id=3)))
+        node.save(replace(node.state, tombstones=(Tombstone(ALICE.name, 7),)))
+        unchanged = first.samefile(public)
+        node.save(replace(node.state, fences={"GPU-2": Fence("a call did not return", 1.0)}))
+
+    assert unchanged
+    assert json.loads(public.read_text())["fences"] == {"GPU-2": "a call did not return"}
+
+
+def test_what_is_published_of_the_records_leaves_what_was_seen_of_the_hardware(
+    allocator: Allocator, store: Store
+) -> None:
+    allocator.allocate(ALICE, ONE_SLICE)
+    before = store.public()
+
+    allocator.reclaim(ALICE)
+
+    assert [len(view["records"]) for view in (before, store.public())] == [1, 0]
+    assert len(before["gpus"]) == 2
+    assert store.public() == {**before, "records": []}
+
+
+@pytest.mark.parametrize("found", [b"", b"{", b'{"gpus": []}\n', b"1\n2\n3\n", None])
+def test_a_view_that_was_written_otherwise_is_replaced(store: Store, settings: Settings, found: bytes | None) -> None:
+    """As a gres-mig before this one did, or anybody."""
+    public = Path(settings.run_dir, "public.json")
+    public.parent.mkdir(parents=True)
+    if found is not None:
+        public.write_bytes(found)
+
+    with store.transaction() as node:
+        node.save(FULL)
+
+    assert (len(store.public()["records"]), store.public()["gpus"], store.public()["looked"]) == (3, [], 0.0)
 
 
 @pytest.fixture

@@ -525,6 +525,7 @@ def test_json_has_every_gpu_and_what_holds_it(node: simulator.Node, allocator: A
             "state": "allocation",
             "placement": {"start": 0, "size": 3},
             "profile": {"name": "1g.24gb", "memory_mib": 24192},
+            "isolation": "env",
             "owner": "manual:alice",
             "requested": "8,000 MiB",
             "since": allocation.since,

@@ -22,13 +22,22 @@ from gres_mig.state import Store
 @click.option("--memory", metavar="SIZE", help="MiB, or with K, M, G: 8000, 8G.")
 @click.option("--profile", metavar="NAME", help="A profile by name instead of a size: 1g.24gb+me.")
 @click.option("--gpu", "gpus", multiple=True, metavar="UUID", help="On this GPU; may be given again.")
+@click.option("--witness", "witnesses", multiple=True, metavar="PID", help="A process that lives as long as OWNER.")
+@click.option("--isolation", metavar="mig", help="A MIG instance and no slice, whose limit is software.")
 @json_option
 @pass_node
 def allocate(
-    node: Node, owner: str | None, memory: str | None, profile: str | None, gpus: tuple[str, ...], as_json: bool
+    node: Node,
+    owner: str | None,
+    memory: str | None,
+    profile: str | None,
+    gpus: tuple[str, ...],
+    witnesses: tuple[str, ...],
+    isolation: str | None,
+    as_json: bool,
 ) -> None:
     """Give OWNER the smallest instance that holds SIZE; asking again gives the same one."""
-    quick.allocate(lambda: node.settings, owner, memory, profile, gpus, as_json=as_json)
+    quick.allocate(lambda: node.settings, owner, memory, profile, gpus, witnesses, isolation, as_json=as_json)
 
 
 @click.command()
@@ -46,12 +55,12 @@ def reclaim(node: Node, owner: str | None, orphans: bool, foreign: str | None, y
         gpu_uuid, gi_id = parse_instance(foreign)
         if not yes:
             raise BadRequest(f"destroying {foreign}, which no record names, needs --yes", hint="see: gres-mig status")
-        settings = for_root(node.settings, "reclaim")
+        settings = for_root(node.settings, "reclaim", or_delegate=True)
         gone = operate(settings, lambda allocator: allocator.reclaim_foreign(gpu_uuid, gi_id))
         plain = {"gpu_uuid": gpu_uuid, "gi_id": gone.id}
         return emit({"reclaimed": [plain]}, f"destroyed GPU instance {gi_id} of {gpu_uuid}", as_json=as_json)
     if owner is None:
-        settings = for_root(node.settings, "reclaim")
+        settings = for_root(node.settings, "reclaim", or_delegate=True)
         outcomes = operate(settings, lambda allocator: allocator.reconcile(now=True))
         return emit_outcomes(outcomes, "no orphans", as_json=as_json)
     return quick.reclaim(lambda: node.settings, owner, as_json=as_json)
@@ -62,7 +71,7 @@ def reclaim(node: Node, owner: str | None, orphans: bool, foreign: str | None, y
 @pass_node
 def reconcile(node: Node, as_json: bool) -> None:
     """Settle what crashes, ended owners and busy hardware left; the service does this by itself."""
-    settings = for_root(node.settings, "reconcile")
+    settings = for_root(node.settings, "reconcile", or_delegate=True)
     outcomes = operate(settings, lambda allocator: allocator.reconcile())
     emit_outcomes(outcomes, "nothing to settle", as_json=as_json)
 
@@ -76,7 +85,7 @@ def adopt(node: Node, owner: str, instance: str, as_json: bool) -> None:
     """Record an existing instance as OWNER's; creates nothing."""
     who = parse_owner(owner)
     gpu_uuid, gi_id = parse_instance(instance)
-    settings = for_root(node.settings, "adopt")
+    settings = for_root(node.settings, "adopt", or_delegate=True)
     allocation = operate(settings, lambda allocator: allocator.adopt(who, gpu_uuid, gi_id))
     emit(plain_allocation(allocation, created=False), f"adopted: {describe(allocation)}", as_json=as_json)
 
@@ -88,13 +97,15 @@ def adopt(node: Node, owner: str, instance: str, as_json: bool) -> None:
 def env(node: Node, owner: str, as_json: bool) -> None:
     """Print OWNER's environment as lines for a shell."""
     who = parse_owner(owner)
-    settings = for_root(node.settings, "env")
+    settings = for_root(node.settings, "env", or_delegate=True)
     state = Store(settings, boot_id(settings.simulator)).read()
     found = next((r for r in state.of(who) if isinstance(r, Allocation)), None)
     if found is None:
         raise BadRequest(f"{owner} holds nothing on this node", hint="see: gres-mig status")
     variables = environment(found)
-    text = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+    # What the shell's user preloads himself stays, behind what holds a slice to its memory.
+    kept = {"LD_PRELOAD": "${LD_PRELOAD:+:$LD_PRELOAD}"}
+    text = "\n".join(f"export {name}={shlex.quote(value)}{kept.get(name, '')}" for name, value in variables.items())
     emit({"owner": owner, "environment": variables}, text, as_json=as_json)
 
 

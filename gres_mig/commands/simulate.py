@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +17,12 @@ from gres_mig.answers import emit
 from gres_mig.cli import json_option
 from gres_mig.commands import misfortune, rehearse
 from gres_mig.errors import BadRequest, NotPermitted
+from gres_mig.files import make_folder
 from gres_mig.models import Gpu
 from gres_mig.nvml import Session
 from gres_mig.simulator import assembly
 from gres_mig.simulator import boards as packaged
+from gres_mig.simulator.admin import Node
 from gres_mig.sizes import format_mib
 
 _MOST_GPUS = 32
@@ -73,6 +76,12 @@ class _Seconds(click.FloatRange):
 @click.option("--mig", type=click.Choice(["on", "off"]), default="on", show_default=True, help="MIG mode of the GPUs.")
 @click.option("--create-seconds", type=_Seconds(0, 600), default=0.0, help="Time a board takes to create.")
 @click.option("--destroy-seconds", type=_Seconds(0, 600), default=0.0, help="Time it takes to destroy.")
+@click.option(
+    "--driver",
+    "version",
+    metavar="VERSION",
+    help="Its driver, such as 615.10.04; by default that of the H200 measured.",
+)
 @click.option("--half-swapped", is_flag=True, help="Chips whose instance ids lie in the other half, as some do.")
 @json_option
 def create(
@@ -81,6 +90,7 @@ def create(
     mig: str,
     create_seconds: float,
     destroy_seconds: float,
+    version: str | None,
     half_swapped: bool,
     as_json: bool,
     **_: Any,
@@ -102,6 +112,8 @@ def create(
             create_s=create_seconds,
             destroy_s=destroy_seconds,
         )
+        if version:
+            _load(folder, version)
         with Session(os.path.abspath(folder)) as driver:
             gpus = driver.gpus(lambda gpu: True)
     except OSError as error:
@@ -140,6 +152,15 @@ def boards(as_json: bool) -> None:
         for b in shown
     ]
     emit({"boards": shown}, "\n".join(lines), as_json=as_json)
+
+
+def _load(folder: Path, version: str) -> None:
+    if not re.fullmatch(r"[1-9][0-9]{2}(\.[0-9]+){1,2}", version):
+        raise BadRequest(f"{version!r} is no version of a driver", hint="write it as nvidia-smi does: 615.10.04")
+    Node(folder).configure(driver=version, nvml=f"13.{version}")
+    # What a driver's memory limits need: a cgroup v2 hierarchy.
+    make_folder(str(folder / "sys/fs/cgroup"))
+    (folder / "sys/fs/cgroup/cgroup.controllers").touch()
 
 
 def _refuse_a_folder_in_use(folder: Path) -> None:

@@ -21,6 +21,7 @@ from gres_mig.models import Allocation, Owner, Record, Release, Request
 from gres_mig.owners import parse_owner
 from gres_mig.show import Columns, Paper, age, bar, title
 from gres_mig.sizes import format_mib, parse_memory
+from gres_mig.values import replace
 from gres_mig.view import Holding, View, holdings
 from gres_mig.view_json import plain_gpu, plain_holding, plain_placement, plain_profile
 
@@ -28,13 +29,14 @@ from gres_mig.view_json import plain_gpu, plain_holding, plain_placement, plain_
 @click.command()
 @click.argument("what", metavar="SIZE|PROFILE|OWNER|JOBID")
 @click.option("--gpu", "gpus", multiple=True, metavar="UUID", help="On this GPU; may be given again.")
+@click.option("--isolation", type=click.Choice(["mig"]), help="A MIG instance and no slice.")
 @json_option
 @click.pass_context
 @pass_node
-def why(node: Node, ctx: click.Context, what: str, gpus: tuple[str, ...], as_json: bool) -> None:
+def why(node: Node, ctx: click.Context, what: str, gpus: tuple[str, ...], isolation: str | None, as_json: bool) -> None:
     """Say where a request would go or who is in the way (exit 3), or what OWNER or a Slurm job holds or waits for.
 
-    A number is a job that holds or waits for something on this node, else a size.
+    A number is a job that holds or waits for something on this node, or behind its gates, else a size.
     """
     settings = node.settings
     view = look(settings)
@@ -43,8 +45,12 @@ def why(node: Node, ctx: click.Context, what: str, gpus: tuple[str, ...], as_jso
         plain, first = {"waits": slurm_jobs.plain(job)}, slurm_jobs.describe(job, time.time())
     elif owner := parse_owner(what) if ":" in what else slurm_jobs.holder(view, what):
         return _say_owner(view, owner, as_json)
+    elif gated := slurm_jobs.one_gated(view, settings, what):
+        answer = explain.why(view, gated.request, settings)
+        plain, first = {"waits": slurm_jobs.plain_gated(gated)}, slurm_jobs.describe_gated(gated, time.time())
     else:
-        answer = explain.why(view, _request(view, what, gpus), settings)
+        request = replace(_request(view, what, gpus), isolation=isolation or "")
+        answer = explain.why(view, request, settings)
         plain, first = {}, ""
     paper = terminal()
     lines = [*paper.wrap("title", first, 0), *_lines(view, answer, paper)]
@@ -65,45 +71,22 @@ def _request(view: View, what: str, gpus: tuple[str, ...]) -> Request:
         raise
 
 
-def _verdict(answer: Answer) -> str:
-    if answer.choice is None:
-        assert answer.refusal is not None
-        return answer.refusal.message
-    profile, where = answer.choice.profile, answer.choice.placement
-    memory = format_mib(profile.memory_mib)
-    return f"{answer.request} fits: {profile.name} ({memory}) at {where} of {answer.choice.gpu_uuid}"
-
-
 def _lines(view: View, answer: Answer, paper: Paper) -> Iterator[str]:
-    yield _verdict(answer)
+    yield answer.verdict
     for note in view.notes:
         yield from paper.wrap("quiet", note, 0)
     columns = Columns(view, [h for offer in answer.offers for h in offer.in_the_way], time.time(), paper)
     for offer in answer.offers:
         yield ""
         yield title(offer.gpu, paper)
-        for line in _said(offer):
+        for line in offer.said:
             yield from paper.wrap("quiet" if offer.fits else "trouble", line, 2)
         if offer.profiles and not offer.fits:
-            yield f"  {bar(offer.gpu, holdings(view, offer.gpu), bool(offer.closed), paper)}"
+            if offer.gpu.slices:
+                yield f"  {bar(offer.gpu, holdings(view, offer.gpu), bool(offer.closed), paper)}"
             for holding in offer.in_the_way:
                 yield from columns.lines(holding)
             yield from _way_out(view, offer, columns)
-
-
-def _said(offer: Offer) -> Iterator[str]:
-    if offer.closed:
-        yield f"takes no new work: {offer.closed}"
-    if not offer.profiles:
-        # Where it could not be read at all, that is all there is to say.
-        yield from [] if offer.closed else ["no profile that is allowed here could ever hold it"]
-        return
-    names = " or ".join(profile.name for profile in offer.profiles)
-    free = " ".join(map(str, offer.free))
-    number = f"{len(offer.free)} of {len(offer.places)} places free"
-    but = f", but {offer.but}" if offer.but else ""
-    memory = format_mib(offer.profiles[0].memory_mib)
-    yield f"would take {names}, {memory}: {f'{number}: {free}' if free else number}{but}"
 
 
 def _way_out(view: View, offer: Offer, columns: Columns) -> Iterator[str]:
@@ -126,6 +109,8 @@ def _way_out(view: View, offer: Offer, columns: Columns) -> Iterator[str]:
 
 def _named(view: View, record: Record) -> str:
     where = f"{record.profile_name} at {record.placement}"
+    if record.slice:
+        where = f"a slice of {format_mib(record.memory_mib)}"
     return f"{record.owner} ({where})" if view.owners else where
 
 
@@ -171,12 +156,13 @@ def _plain(view: View, answer: Answer) -> dict[str, Any]:
             "gpus": list(answer.request.gpus),
         },
         "fits": choice is not None,
-        "verdict": _verdict(answer),
+        "verdict": answer.verdict,
         "code": answer.refusal.code if answer.refusal else None,
         "choice": {
             "gpu_uuid": choice.gpu_uuid,
             "profile": plain_profile(choice.profile),
             "placement": plain_placement(choice.placement),
+            "isolation": choice.slice or None,
         }
         if choice
         else None,
@@ -190,6 +176,7 @@ def _plain_offer(view: View, offer: Offer) -> dict[str, Any]:
         "closed": offer.closed or None,
         "profiles": [plain_profile(profile) for profile in offer.profiles],
         "places": len(offer.places),
+        "room_mib": offer.room_mib if offer.gpu.sliced else None,
         "free": [plain_placement(place) for place in offer.free],
         "fits": offer.fits,
         "but": offer.but or None,

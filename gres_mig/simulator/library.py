@@ -6,7 +6,7 @@ import json
 import os
 import time
 
-from . import codes, compute, devices, faults, instances, memory, usage
+from . import codes, compute, devices, faults, instances, limits, memory, usage
 from .codes import Refused
 from .hardware import Store
 from .session import COMPUTE_INSTANCE, DEAD, GPU_INSTANCE, Function, Session, handle
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
     from .schema import Fault
 
-_SYMBOLS: dict[str, Function] = {**devices.SYMBOLS, **usage.SYMBOLS, **instances.SYMBOLS, **compute.SYMBOLS}
+_SYMBOLS: dict[str, Function] = {
+    **devices.SYMBOLS,
+    **usage.SYMBOLS,
+    **instances.SYMBOLS,
+    **compute.SYMBOLS,
+    **limits.SYMBOLS,
+}
 
 _HANDLE_MADE = {
     "nvmlDeviceCreateGpuInstance": GPU_INSTANCE,
@@ -27,8 +33,16 @@ _HANDLE_MADE = {
     "nvmlGpuInstanceCreateComputeInstanceWithPlacement": COMPUTE_INSTANCE,
 }
 
-MUTATING = frozenset({*_HANDLE_MADE, "nvmlDeviceSetMigMode", "nvmlGpuInstanceDestroy", "nvmlComputeInstanceDestroy"})
-"""What changes a GPU's partitioning."""
+MUTATING = frozenset(
+    {
+        *_HANDLE_MADE,
+        "nvmlDeviceSetMigMode",
+        "nvmlDeviceSetMemoryLimits_v1",
+        "nvmlGpuInstanceDestroy",
+        "nvmlComputeInstanceDestroy",
+    }
+)
+"""What changes how a GPU is divided."""
 
 _COUNT_ARGUMENT = {
     "nvmlDeviceGetGpuInstances": 3,
@@ -50,7 +64,10 @@ class Library:
         self.session = Session(self.store)
 
     def __getattr__(self, name: str) -> Symbol:
-        if name.startswith("__") or name in self.store.read()["driver"]["missing"]:
+        driver = self.store.read()["driver"]
+        if name.startswith("__") or name in driver["missing"]:
+            raise AttributeError(name)
+        if name in limits.SYMBOLS and int(driver["driver"].partition(".")[0]) < limits.FIRST_DRIVER:
             raise AttributeError(name)
         if name in ("nvmlInitWithFlags", "nvmlInit_v2"):
             found = Symbol(self.session, name, lambda session, *flags: session.begin(), checked=False)

@@ -108,6 +108,7 @@ def forget_instances(hardware: Hardware) -> None:
         gpu["instances"] = []
         gpu["holders"] = []
         gpu["lost"] = ""
+        gpu.pop("limits", None)
         gpu["mig"] = gpu["pending"] = gpu["pending"] if gpu["survives_reboot"] else 0
 
 

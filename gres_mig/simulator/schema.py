@@ -39,7 +39,12 @@ class GpuInstance(TypedDict):
     compute: list[ComputeInstance]
 
 
-class Gpu(TypedDict):
+class _Limited(TypedDict, total=False):
+    limits: dict[str, int]
+    """Bytes that the processes of a cgroup are held to, by its path."""
+
+
+class Gpu(_Limited):
     """One board in its slot."""
 
     board: str
@@ -100,7 +105,8 @@ class Settings(TypedDict):
     compute_s: float
     """Making or destroying a compute instance."""
     permission: str
-    """Who may create and destroy: `owner` of the folder and root, `root`, `anyone` or `no-one`."""
+    """Who may create and destroy: `owner` of the folder and root, `root`, `administrator` (who has CAP_SYS_ADMIN),
+    `anyone` or `no-one`."""
     monitor: bool
     """Whether mig/monitor is readable: whole-GPU memory and processes in MIG mode."""
     stale_sessions: bool
