@@ -14,8 +14,10 @@ import pytest
 
 from gres_mig import config_text, machine, simulator
 from gres_mig.allocator import Allocator
-from gres_mig.doctor import Finding, driver, rivals
+from gres_mig.commands import boot_unit
+from gres_mig.doctor import Finding, boot, driver, rivals
 from gres_mig.doctor import node as checks
+from gres_mig.doctor.systemd import Units
 from gres_mig.errors import NodeFault
 from gres_mig.look import look
 from gres_mig.models import Owner, Request, Settings
@@ -210,10 +212,11 @@ def test_a_board_without_mig_is_a_problem_only_where_it_is_managed_by_name(node:
 
 def test_a_lost_gpu_is_a_problem(node: simulator.Node, settings: Settings) -> None:
     node.lose(1, identity=True)
+    address = node.hardware()["gpus"][1]["pci"]
 
     problem, _ = found(node, "MIG mode")
 
-    assert (problem.level, problem.todo) == ("problem", "reset the GPU or reboot the node")
+    assert (problem.level, problem.todo) == ("problem", f"run: nvidia-smi --gpu-reset -i {address}, or reboot the node")
 
 
 def test_an_unmanaged_gpu_is_nobodys_problem(node: simulator.Node) -> None:
@@ -258,7 +261,7 @@ def test_driver_versions_have_to_fit(tree: Path) -> None:
 def test_an_error_of_the_driver_keeps_its_hint(tree: Path) -> None:
     (finding,) = driver.driver(NodeFault("no", hint="do this"), tree / "proc", tree / "sys")
 
-    assert (finding.level, finding.todo) == ("problem", "do this")
+    assert (finding.level, finding.todo) == ("problem", "do this; run: modprobe nvidia")
 
 
 @pytest.mark.parametrize(
@@ -510,16 +513,16 @@ def test_records_of_a_newer_version_are_a_problem_and_the_hardware_is_checked_st
 
 def test_another_mig_manager_that_starts_at_boot_is_a_problem(tree: Path) -> None:
     unit = write(tree / "usr/lib/systemd/system/nvidia-mig-manager.service")
-    installed = bad(rivals.units(tree / "etc", tree / "sys", managed=True, unit_folders=(unit.parent,)))
+    installed = bad(rivals.enabled(Units(tree), managed=True))
     wants = tree / "etc/systemd/system/multi-user.target.wants"
     wants.mkdir()
     (wants / unit.name).symlink_to("/usr/lib/systemd/system/nvidia-mig-manager.service")
 
-    (finding,) = rivals.units(tree / "etc", tree / "sys", managed=True)
+    (finding,) = rivals.enabled(Units(tree), managed=True)
 
     assert installed == []
     assert (finding.level, finding.todo) == ("problem", f"run: systemctl disable --now {unit.name}")
-    assert [f.level for f in rivals.units(tree / "etc", tree / "sys", managed=False)] == ["warning"]
+    assert [f.level for f in rivals.enabled(Units(tree), managed=False)] == ["warning"]
 
 
 def test_a_masked_unit_of_another_manager_does_not_start(tree: Path) -> None:
@@ -528,14 +531,14 @@ def test_a_masked_unit_of_another_manager_does_not_start(tree: Path) -> None:
     for folder in (wants, wants.parent):
         (folder / "nvidia-mig-manager.service").symlink_to(os.devnull)
 
-    assert bad(rivals.units(tree / "etc", tree / "sys", managed=True)) == []
+    assert bad(rivals.enabled(Units(tree), managed=True)) == []
 
 
 @pytest.mark.parametrize("slices", ["system.slice", "unified/system.slice", "systemd/system.slice"])
 def test_another_mig_manager_that_runs_is_a_problem(tree: Path, slices: str) -> None:
     (tree / "sys/fs/cgroup" / slices / "nvidia-mig-manager.service").mkdir(parents=True)
 
-    ((level, text),) = bad(rivals.units(tree / "etc", tree / "sys", managed=True))
+    ((level, text),) = bad(rivals.enabled(Units(tree), managed=True))
 
     assert (level, "is active" in text) == ("problem", True)
 
@@ -563,13 +566,36 @@ def test_programs_of_other_managers_are_found_among_the_processes(tree: Path, co
 
 def test_mig_at_boot_needs_its_unit_enabled(tree: Path) -> None:
     settings = Settings("", "", mig_at_boot=True)
-    wants = tree / "etc/systemd/system/multi-user.target.wants"
-    missing = bad(checks.boot_unit(settings, tree / "etc", "gres-mig-boot.service"))
-    wants.mkdir()
-    (wants / "gres-mig-boot.service").symlink_to("/etc/systemd/system/gres-mig-boot.service")
+    missing = bad(boot.boot_unit(settings, Units(tree), boot_unit.NAME))
+    unit = write(tree / "etc/systemd/system" / boot_unit.NAME, boot_unit.render())
+    write(unit.parent / "multi-user.target.wants" / unit.name)
 
     assert [level for level, _ in missing] == ["warning"]
-    assert bad(checks.boot_unit(settings, tree / "etc", "gres-mig-boot.service")) == []
+    assert bad(boot.boot_unit(settings, Units(tree), boot_unit.NAME)) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "said", "after"),
+    [
+        ("etc/systemd/system/one.service", "[Unit]\nAfter=two.service three.service\n", True),
+        ("usr/lib/systemd/system/two.service", "[Unit]\n# Before=zero.service\nBefore = one.service\n", True),
+        ("usr/lib/systemd/system/one.service", "[Unit]\nAfter=three.service \\\n  two.service\n", True),
+        ("usr/lib/systemd/system/one.service", "[Unit]\nAfter=two.service\nAfter=\n", False),
+        ("etc/systemd/system/one.service.d/10-site.conf", "[Unit]\nAfter=two.service\n", True),
+        ("run/systemd/system/one.service", "[Unit]\n#After=two.service\nDescription=After=two.service\n", False),
+    ],
+)
+def test_the_order_of_units_is_what_their_files_say_together(tree: Path, file: str, said: str, after: bool) -> None:
+    write(tree / file, said)
+
+    assert Units(tree).comes_after("one.service", "two.service") == after
+
+
+def test_what_an_admin_wrote_for_a_unit_goes_before_what_its_package_has(tree: Path) -> None:
+    write(tree / "usr/lib/systemd/system/one.service", "[Unit]\nAfter=two.service\n")
+    write(tree / "etc/systemd/system/one.service", "[Unit]\n")
+
+    assert not Units(tree).comes_after("one.service", "two.service")
 
 
 def test_a_folder_that_holds_no_node_is_a_problem_not_an_accident(tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ _UNIT = """\
 [Unit]
 Description=gres-mig: settle what the last boot left, turn MIG on where mig_at_boot says so
 # Only an order: a node whose GPUs do not answer still starts its other services.
-# persistenced loads the driver; DCGM would keep a GPU from changing its mode.
-After=local-fs.target systemd-modules-load.service nvidia-persistenced.service
-Before=nvidia-dcgm.service slurmd.service
+# persistenced loads the driver, the fabric manager brings GPUs up that NVSwitches join, and another MIG manager may
+# have GPUs of its own; DCGM would keep a GPU from changing its mode.
+After=local-fs.target systemd-modules-load.service nvidia-persistenced.service nvidia-fabricmanager.service \\
+    nvidia-mig-manager.service
+Before=nvidia-dcgm.service dcgm-exporter.service nvidia-dcgm-exporter.service slurmd.service
 StartLimitIntervalSec=600
 StartLimitBurst=3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -16,16 +17,18 @@ from gres_mig.cli import Node, json_option, pass_node
 from gres_mig.commands import boot_unit
 from gres_mig.commands.status import terminal
 from gres_mig.deadline import operate
-from gres_mig.doctor import Finding, driver, records, rivals
+from gres_mig.doctor import Finding, boot, driver, monitoring, neighbours, records, rivals
 from gres_mig.doctor import node as checks
+from gres_mig.doctor.service import service
+from gres_mig.doctor.systemd import Units
 from gres_mig.errors import GresMigError, StateError
 from gres_mig.locks import lock_holders
 from gres_mig.look import MAY_NOT_LIST, look
-from gres_mig.models import Settings
+from gres_mig.models import Allocation, Gpu, Settings
 from gres_mig.nvml import Session
 from gres_mig.show import Paper
 from gres_mig.view import Drift, View, drift
-from gres_mig_slurm import check, conf_lines
+from gres_mig_slurm import check, check_split, conf_lines
 
 _SHOWN = {"ok": ("quiet", "ok"), "warning": ("foreign", "warning"), "problem": ("trouble", "PROBLEM")}
 
@@ -54,7 +57,7 @@ def examine(node: Node) -> Iterator[Finding]:
     """All checks, in the order in which one thing needs the other."""
     settings, wrong = _settings(node)
     root = Path(settings.simulator or "/")
-    etc = root / "etc"
+    units = Units(root)
     # What concerns processes and disks is this machine's, on a simulated node too.
     own_proc = Path("/proc")
     owner = os.stat(settings.simulator).st_uid if os.path.isdir(settings.simulator) else 0
@@ -69,12 +72,18 @@ def examine(node: Node) -> Iterator[Finding]:
     yield from checks.folder("run folder", settings.run_dir, private=False, owner=owner, proc=own_proc)
     yield from records.damaged(state_file)
     yield from driver.binding()
-    yield from _hardware(settings, root)
-    yield from checks.boot_unit(settings, etc, boot_unit.NAME)
-    managed = bool(settings.managed)
-    library = tuple(root / folder for folder in ("run/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"))
-    yield from rivals.units(etc, root / "sys", managed=managed, unit_folders=library)
+    yield from _hardware(settings, root, is_configured=wrong is None)
+    yield from boot.boot_unit(settings, units, boot_unit.NAME)
+    yield from service(settings, root / "etc")
+    managed = settings.manages_any
+    yield from rivals.enabled(units, managed=managed)
     yield from rivals.processes(root / "proc", managed=managed)
+    if managed:
+        yield from neighbours.fabric(units, root)
+        yield from neighbours.mps(root / "proc")
+        yield from neighbours.preload(root / "etc")
+    yield from monitoring.mapping(settings, owner, own_proc, root / "proc")
+    yield from monitoring.reload(settings, root)
     yield from _slurm(settings)
 
 
@@ -85,7 +94,7 @@ def _settings(node: Node) -> tuple[Settings, GresMigError | None]:
         return config.defaults(node.config_file, node=node.folder), error
 
 
-def _hardware(settings: Settings, root: Path) -> Iterator[Finding]:
+def _hardware(settings: Settings, root: Path, *, is_configured: bool) -> Iterator[Finding]:
     try:
         versions: tuple[str, str] | GresMigError = operate(settings, lambda allocator: _versions(settings))
     except GresMigError as error:
@@ -95,25 +104,32 @@ def _hardware(settings: Settings, root: Path) -> Iterator[Finding]:
         view = look(settings)
         users = _users(settings, view)
     except StateError as error:
-        yield Finding("records", "problem", error.message, error.hint)
+        todo = "; ".join(filter(None, (error.hint, "to see which is used here, run: gres-mig --version")))
+        yield Finding("records", "problem", error.message, todo)
         return
     except GresMigError as error:
-        yield Finding("look", "problem", error.message, error.hint)
+        # That the driver cannot be reached at all is said above.
+        if not isinstance(versions, GresMigError):
+            yield Finding("look", "problem", error.message, error.hint)
         yield from checks.locks(settings, (), Path("/proc"))
         return
     yield from checks.locks(settings, view.state.fences, Path("/proc"))
     yield from records.fences(view, settings)
     if view.owners:
-        yield from records.drifted(_drift(settings, view))
+        allocations = sum(isinstance(record, Allocation) for record in view.state.records)
+        yield from records.drifted(_drift(settings, view), allocations)
     if isinstance(versions, GresMigError):
         return
-    yield from checks.managed_gpus(view.gpus, settings)
+    if is_configured:
+        yield from checks.managed_gpus(view.gpus, settings)
     # That this user may not list a GPU's instances says nothing of the GPU.
     told = [gpu for gpu in view.gpus if view.owners or MAY_NOT_LIST not in gpu.trouble]
-    yield from driver.mig_mode(told, settings, users, root, root / "sys")
+    yield from driver.mig_mode(told, settings, users, root, root / "sys", versions[0])
     if not settings.simulator:
         yield from driver.capability_nodes(view.gpus, settings, root)
     yield from records.foreign(view, settings)
+    if view.owners:
+        yield from neighbours.device_names(root, view.gpus)
 
 
 def _slurm(settings: Settings) -> Iterator[Finding]:
@@ -124,6 +140,11 @@ def _slurm(settings: Settings) -> Iterator[Finding]:
     if "migmem" not in conf_lines.read(path).value("GresTypes").lower().split(","):
         text = f"{path} does not count migmem"
         yield Finding("Slurm", "warning", text, "if jobs shall ask for GPU memory, run: gres-mig slurm setup")
+        gpus: tuple[Gpu, ...] = ()
+        with suppress(GresMigError):
+            # Why that failed is said above.
+            gpus = operate(settings, lambda allocator: allocator.look(everything=True))
+        yield from check_split.on_this_node(path, settings, gpus)
         return
     yield from check.findings(path, settings)
 

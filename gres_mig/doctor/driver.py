@@ -11,12 +11,21 @@ from pathlib import Path
 
 from gres_mig import machine
 from gres_mig.doctor.finding import Finding
+from gres_mig.doctor.node import without
 from gres_mig.errors import GresMigError
 from gres_mig.models import Gpu, Settings
 from gres_mig.view import has_no_mig
 
 _OLDEST_BINDING = (13, 580)
 """What gres-mig is tested with; nvidia-ml-py 12.535 has only 10 of the 18 instance profiles."""
+
+_MIG_SINCE = (
+    (r"\bRTX PRO [456]000 ", (575, 51, 3)),
+    (r"\bG?B200\b", (570, 133, 20)),
+    (r"\bG?H[12]00\b", (525,)),
+    (r"\b(?:A100|A30)\b", (450,)),
+)
+"""The first driver with MIG for a model, of NVIDIA's MIG guide; an older one may well know the board otherwise."""
 
 _MODULES = ("nvidia_drm", "nvidia_modeset")
 """They kept GPUs from changing their mode while no process held one (NVIDIA/mig-parted issue 181)."""
@@ -52,34 +61,52 @@ def driver(answer: tuple[str, str] | GresMigError, proc: Path, sysfs: Path) -> I
     module = _module_version(proc, sysfs)
     loaded = f"the kernel module is {module}" if module else "no kernel module nvidia is loaded"
     if isinstance(answer, GresMigError):
-        yield Finding("driver", "problem", f"{answer.message}; {loaded}", answer.hint)
+        command = "modprobe nvidia" if not module else "reboot" if "reboot" in answer.hint else "nvidia-smi"
+        todo = "; ".join(filter(None, (answer.hint, "" if "run: " in answer.hint else f"run: {command}")))
+        yield Finding("driver", "problem", f"{answer.message}; {loaded}", todo)
         return
     version, nvml = answer
     if module and module != version:
         text = f"{loaded}, the library says {version}"
-        yield Finding("driver", "problem", text, "reboot the node, for the driver was upgraded under a running system")
+        yield Finding("driver", "problem", text, "the driver was upgraded under a running system; run: reboot")
     elif not nvml.endswith(version):
         text = f"NVML {nvml} is not of driver {version}"
         yield Finding(
-            "driver", "problem", text, "reinstall the driver: another libnvidia-ml.so.1 is found before its own"
+            "driver",
+            "problem",
+            text,
+            "another libnvidia-ml.so.1 is found before its own; run: ldconfig -p | grep nvidia-ml",
         )
     else:
         yield Finding("driver", "ok", f"{version}, NVML {nvml}")
 
 
 def mig_mode(
-    gpus: Sequence[Gpu], settings: Settings, users: Mapping[str, Collection[int]], root: Path, sysfs: Path
+    gpus: Sequence[Gpu],
+    settings: Settings,
+    users: Mapping[str, Collection[int]],
+    root: Path,
+    sysfs: Path,
+    version: str = "",
 ) -> Iterator[Finding]:
-    """Each managed GPU can be partitioned, and if not, who blocks it; `users` are pids by GPU as NVML lists them."""
+    """Each managed GPU can be partitioned, and if not, who blocks it; `users` are pids by GPU as NVML lists them.
+
+    `version` is the driver's.
+    """
     good = 0
     for gpu in gpus:
         name = f"GPU {gpu.index} ({gpu.uuid})"
         if not settings.manages(gpu) or gpu.trouble.startswith("fenced"):
             continue
         if has_no_mig(gpu):
-            if settings.managed != ("*",):
-                todo = f"take it out of gpus in {settings.config_path}"
-                yield Finding("MIG mode", "problem", f"{name} is managed, but {gpu.trouble}", todo)
+            needed = _too_old(gpu, version)
+            if needed:
+                text = f"{name} has no MIG with driver {version}: an {gpu.model} has it since {needed}"
+                yield Finding("MIG mode", "problem", text, f"install driver {needed} or newer, then run: reboot")
+            elif settings.managed != ("*",):
+                yield Finding(
+                    "MIG mode", "problem", f"{name} is managed, but {gpu.trouble}", without(settings, gpu.uuid)
+                )
         elif gpu.mig_current is not gpu.mig_pending:
             blockers = _blockers(gpu, users.get(gpu.uuid, ()), root, sysfs)
             text = f"{name}: {gpu.trouble}; in its way: {', '.join(blockers) or 'nothing that shows'}"
@@ -92,7 +119,8 @@ def mig_mode(
                 "MIG mode", "problem", f"{name}: {gpu.trouble}{in_use}", f"run: gres-mig enable-mig {gpu.uuid}"
             )
         elif gpu.trouble:
-            todo = "reset the GPU or reboot the node" if gpu.lost else "see: dmesg"
+            reset = f"run: nvidia-smi --gpu-reset -i {gpu.pci_bus_id}, or reboot the node"
+            todo = reset if gpu.lost else "run: dmesg | grep -i nvrm"
             yield Finding("MIG mode", "problem", f"{name}: {gpu.trouble}", todo)
         else:
             good += 1
@@ -109,7 +137,10 @@ def capability_nodes(gpus: Sequence[Gpu], settings: Settings, root: Path) -> Ite
     if not table.is_file():
         text = f"MIG mode is on, but there is no {table}"
         yield Finding(
-            "device files", "problem", text, "run it on the host, not in a container; else reinstall the driver"
+            "device files",
+            "problem",
+            text,
+            "on the host, not in a container, run: gres-mig doctor; else reinstall the driver",
         )
         return
     missing = [node for gpu in partitioned for node in _nodes(gpu, root) if not os.path.exists(node)]
@@ -118,6 +149,14 @@ def capability_nodes(gpus: Sequence[Gpu], settings: Settings, root: Path) -> Ite
         yield Finding("device files", "problem", text, "run as root, it makes them: nvidia-smi -L")
     else:
         yield Finding("device files", "ok", "those of all instances are there")
+
+
+def _too_old(gpu: Gpu, version: str) -> str:
+    """The driver that it takes to have MIG on that board; empty where this one is no older."""
+    for model, since in _MIG_SINCE:
+        if version and re.search(model, f"{gpu.model} ") and _numbers(version) < since:
+            return ".".join(f"{number:02}" for number in since)
+    return ""
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from gres_mig import __version__, machine
 from gres_mig.doctor.finding import Finding, Level
-from gres_mig.doctor.rivals import starts_at_boot
 from gres_mig.errors import GresMigError
 from gres_mig.locks import lock_holders
 from gres_mig.models import Gpu, Settings
@@ -33,7 +32,8 @@ def configuration(settings: Settings, error: GresMigError | None) -> Iterator[Fi
     """The configuration is there, can be read and is root's; `error` is what reading it raised."""
     file = settings.config_path
     if error is not None:
-        yield Finding("configuration", "problem", error.message, error.hint)
+        todo = "; ".join(filter(None, (error.hint, "correct it, then run: gres-mig doctor")))
+        yield Finding("configuration", "problem", error.message, todo)
         return
     try:
         status = os.stat(file)
@@ -65,25 +65,36 @@ def validated(settings: Settings) -> Iterator[Finding]:
 
 def managed_gpus(gpus: Sequence[Gpu], settings: Settings) -> Iterator[Finding]:
     """What is managed is on this node, and what is allowed exists."""
-    if not settings.managed:
+    if not settings.manages_any:
         yield Finding("managed GPUs", "warning", "no GPU of this node is managed", "run: gres-mig setup")
         return
     known = {name for gpu in gpus for name in (gpu.uuid, gpu.pci_bus_id.lower())}
     gone = [entry for entry in settings.managed if entry != "*" and entry not in known]
     for entry in gone:
         text = f"{entry} is managed, but not on this node"
-        yield Finding("managed GPUs", "problem", text, f"take it out of gpus in {settings.config_path}, or see: dmesg")
+        yield Finding(
+            "managed GPUs", "problem", text, f"see: dmesg; if it is gone for good, {without(settings, entry)}"
+        )
     for model, names in settings.allowed.items():
         offered = {p.name.lower() for gpu in gpus if gpu.model == model for p in gpu.profiles}
         unknown = [name for name in names if offered and name.lower() not in offered]
         if unknown:
             text = f"{', '.join(unknown)} is allowed for {model}, which has no such profile"
-            yield Finding("managed GPUs", "warning", text, "see: gres-mig profiles")
+            todo = f"run: gres-mig profiles; correct [profiles] in {settings.config_path}"
+            yield Finding("managed GPUs", "warning", text, todo)
     number = sum(settings.manages(gpu) for gpu in gpus)
     if number:
         yield Finding("managed GPUs", "ok", f"{number} of {len(gpus)} GPUs of this node")
     elif not gone:
         yield Finding("managed GPUs", "warning", "there is no GPU to manage on this node")
+
+
+def without(settings: Settings, entry: str) -> str:
+    """What to type to have a GPU managed no more."""
+    left = ",".join(each for each in settings.managed if each != entry)
+    if left and "*" not in left:
+        return f"run: gres-mig setup --write --gpus {left}"
+    return f"take it out of gpus in {settings.config_path}; run: gres-mig setup"
 
 
 def folder(name: str, path: str, *, private: bool, owner: int, proc: Path) -> Iterator[Finding]:
@@ -92,7 +103,9 @@ def folder(name: str, path: str, *, private: bool, owner: int, proc: Path) -> It
     wrong = []
     if kind in NETWORK:
         text = f"{path} is on a network file system ({kind}): a node's records belong on a disk of its own"
-        wrong.append((text, "name another folder in the configuration: state_dir"))
+        wrong.append(
+            (text, f"name a folder on a disk of this machine in its place; run: df -hT {os.path.dirname(path)}")
+        )
     where = f"{path} on {kind}" if kind else path
     try:
         status = os.stat(path)
@@ -105,7 +118,7 @@ def folder(name: str, path: str, *, private: bool, owner: int, proc: Path) -> It
         space = os.statvfs(path)
         if space.f_bavail * space.f_frsize < _LITTLE_SPACE:
             text = f"the disk that holds {path} is full"
-            wrong.append((text, "make room on it; giving back still works for a while"))
+            wrong.append((text, f"make room on it, giving back still works for a while; run: df -h {path}"))
     for text, todo in wrong:
         yield Finding(name, "problem", text, todo)
     if not wrong:
@@ -118,7 +131,7 @@ def clock(now: float, state_file: str) -> Iterator[Finding]:
         written = os.stat(state_file).st_mtime
     except OSError:
         written = 0.0
-    todo = "set the clock, and let it be kept: timedatectl set-ntp true"
+    todo = "run: timedatectl set-ntp true"
     if now < _FIRST_YEAR:
         yield Finding("clock", "problem", "the clock was never set: it shows a time before 2024", todo)
     elif now < written - 60:
@@ -157,17 +170,10 @@ def locks(settings: Settings, fenced: Collection[str], proc: Path) -> Iterator[F
         text = f"{machine.describe(pid)} holds {what} and is {held_s:,.0f} s old: it may be in a driver call that hangs"
         level: Level = "problem" if name in fenced or _hangs(proc, pid) else "warning"
         yield Finding(
-            "locks", level, text, f"if it stays, reset the GPU or reboot the node; see: cat /proc/{pid}/stack"
+            "locks", level, text, f"run: cat /proc/{pid}/stack; if it stays there, reset the GPU or reboot the node"
         )
     if not found:
         yield Finding("locks", "ok", "nobody sits on one")
-
-
-def boot_unit(settings: Settings, etc: Path, unit: str) -> Iterator[Finding]:
-    """Where MIG mode is to be turned on at boot, the unit that does it starts at boot."""
-    if settings.mig_at_boot and not starts_at_boot(etc / "systemd/system", unit):
-        text = f"mig_at_boot is true, but {unit} does not start at boot"
-        yield Finding("boot", "warning", text, f"run: gres-mig setup --write && systemctl enable {unit}")
 
 
 def _hangs(proc: Path, pid: int) -> bool:

@@ -22,8 +22,17 @@ _TODO = {
 }
 
 
-def drifted(found: Sequence[Drift]) -> Iterator[Finding]:
-    """Records and hardware say the same, and nothing is stuck or left over."""
+def drifted(found: Sequence[Drift], allocations: int) -> Iterator[Finding]:
+    """Records and hardware say the same, and nothing is stuck or left over; `allocations` is how many are recorded."""
+    missing = [each for each in found if each.kind == "missing"]
+    if 1 < len(missing) == allocations:
+        # No process gives all of them back at once; what does is a driver that was unloaded, or a reset.
+        text = f"none of the {len(missing)} recorded instances is there: the driver was reloaded, or the GPUs reset"
+        todo = "end the jobs and kernels that had them; run: gres-mig reconcile"
+        yield Finding("records", "problem", text, todo)
+        found = [each for each in found if each.kind != "missing"]
+        if not found:
+            return
     for each in found:
         yield Finding("records", "problem", each.text, _TODO[each.kind].format(owner=each.owner))
     if not found:
