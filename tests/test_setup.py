@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from command_line import Answer, here
 
-from gres_mig import config
-from gres_mig.commands import boot_unit, node_files
+from gres_mig import config, mounts
+from gres_mig.commands import boot_unit
 from gres_mig.errors import StateError
 from gres_mig.simulator.admin import Node
 from gres_mig.simulator.program import environment
@@ -327,13 +327,13 @@ def proc(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("folder", ["/home/alice/state", "/var/lib/gres mig/state", "/scratch/x"])
 def test_records_on_a_network_file_system_are_refused(proc: Path, folder: str) -> None:
     with pytest.raises(StateError, match="network file system") as refused:
-        node_files.refuse_a_network_file_system(folder, proc)
+        mounts.refuse_a_network_file_system(folder, proc)
 
     assert refused.value.code == "CONFIG"
 
 
 @pytest.mark.parametrize("folder", ["/var/lib/gres-mig", "/home/local/state", "/homeless", "/srv/state"])
 def test_records_on_a_disk_of_the_node_are_fine(proc: Path, folder: str) -> None:
-    node_files.refuse_a_network_file_system(folder, proc)
+    mounts.refuse_a_network_file_system(folder, proc)
 
-    assert node_files.file_system(folder, proc) in {"ext4", "xfs"}
+    assert mounts.file_system(folder, proc) in {"ext4", "xfs"}

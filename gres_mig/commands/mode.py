@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from gres_mig import delegation
 from gres_mig.allocator import Allocator
 from gres_mig.answers import emit, for_root
 from gres_mig.cli import Node, json_option, pass_node
@@ -52,7 +53,7 @@ def unfence(node: Node, gpu: str, as_json: bool) -> None:
 
     A GPU is fenced when a driver call on it did not return in time, and until the next boot.
     """
-    settings = for_root(node.settings, "unfence")
+    settings = for_root(node.settings, "unfence", or_delegate=True)
     store = _store(settings)
     fences = store.read().fences
     # Without a look where that is possible: the driver may not answer this time either.
@@ -81,6 +82,8 @@ def boot(node: Node, as_json: bool) -> int:
     settings = for_root(node.settings, "boot")
     ends = time.monotonic() + _BOOT_S
     errors: list[GresMigError] = []
+    # First, for reconciling makes the folders where they are missing.
+    _tried(errors, lambda: delegation.carry_out(delegation.renew(settings)))
     outcomes = _tried(errors, lambda: operate(settings, lambda allocator: allocator.reconcile())) or ()
     gpus = _tried(errors, lambda: _look(settings, errors, ends)) or ()
     shown = [_boot_one(settings, gpu, errors, ends) for gpu in gpus]

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from gres_mig import config_text
 from gres_mig.commands import boot_unit
-from gres_mig.errors import ConfigError, StateError
+from gres_mig.errors import ConfigError
 from gres_mig.files import keep_copy, make_folder, replace_whole
 from gres_mig.models import Gpu, Settings
-from gres_mig.mounts import NETWORK, file_system
+from gres_mig.mounts import refuse_a_network_file_system
+from gres_mig.service import systemd
 from gres_mig.values import Value
 
 
@@ -40,15 +41,17 @@ class Plan(Value):
     unit: File
     folder_ready: bool
     """The folder of the records is there, and only its owner's."""
+    service: tuple[File, ...] = ()
+    """The service's unit, if that is wanted."""
 
     @property
-    def files(self) -> tuple[File, File]:
-        """Both files."""
-        return self.configuration, self.unit
+    def files(self) -> tuple[File, ...]:
+        """All of them."""
+        return self.configuration, self.unit, *self.service
 
 
-def plan(settings: Settings, gpus: Sequence[Gpu], options: Sequence[str]) -> Plan:
-    """What those settings take; `options` name the node on the boot unit's command line."""
+def plan(settings: Settings, gpus: Sequence[Gpu], options: Sequence[str], *, with_service: bool = False) -> Plan:
+    """What those settings take; `options` name the node on the units' command lines."""
     refuse_a_network_file_system(settings.state_dir)
     # A rehearsal on a simulated node leaves this machine's systemd alone.
     folder = os.path.join(settings.simulator, "systemd") if settings.simulator else boot_unit.FOLDER
@@ -59,12 +62,19 @@ def plan(settings: Settings, gpus: Sequence[Gpu], options: Sequence[str]) -> Pla
         _file(settings.config_path, config_text.render(settings, gpus)),
         _file(os.path.join(folder, boot_unit.NAME), boot_unit.render(options)),
         ready,
+        (_file(os.path.join(folder, systemd.NAME), service_unit(settings, options)),) if with_service else (),
     )
+
+
+def service_unit(settings: Settings, options: Sequence[str], *, socket: bool = True) -> str:
+    """The text of the service's unit."""
+    words = ["serve"] if socket else ["serve", "--no-socket"]
+    return systemd.unit(boot_unit.command_line(*options, *words), settings)
 
 
 def write(wanted: Plan) -> str:
     """Write it all; the path of the copy of an old configuration that is replaced, or nothing."""
-    settings, configuration, unit = wanted.settings, wanted.configuration, wanted.unit
+    settings, configuration = wanted.settings, wanted.configuration
     kept = ""
     try:
         make_folder(settings.state_dir, 0o700)
@@ -73,8 +83,9 @@ def write(wanted: Plan) -> str:
             kept = keep_copy(configuration.path)
         if configuration.state != "unchanged":
             config_text.write(settings, wanted.gpus)
-        if unit.state != "unchanged":
-            replace_whole(unit.path, unit.text)
+        for unit in (wanted.unit, *wanted.service):
+            if unit.state != "unchanged":
+                replace_whole(unit.path, unit.text)
     except OSError as error:
         raise ConfigError(f"writing {error.filename}: {error.strerror}") from error
     return kept
@@ -93,17 +104,6 @@ def told(wanted: Plan, kept: str, *, written: bool) -> Iterator[str]:
         yield f"{kept}: the configuration as it was"
     elif wanted.configuration.state == "changed":
         yield f"{wanted.configuration.path}.bak-TIME: the configuration as it is would be kept there"
-
-
-def refuse_a_network_file_system(folder: str, proc: Path = Path("/proc")) -> None:
-    """`StateError` where the folder is on a disk of other machines."""
-    kind = file_system(folder, proc)
-    if kind in NETWORK:
-        raise StateError(
-            f"{folder} is on a network file system ({kind}): a node's records belong on its own disk",
-            hint="name another folder in the configuration: state_dir",
-            code="CONFIG",
-        )
 
 
 def _file(path: str, text: str) -> File:

@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
-from gres_mig import config
+from gres_mig import config, delegation
 from gres_mig.answers import emit, for_root
 from gres_mig.cli import Node, json_option, pass_node
 from gres_mig.commands import boot_unit, node_files
-from gres_mig.errors import BadRequest, NodeFault
+from gres_mig.errors import BadRequest, NodeFault, NotPermitted
 from gres_mig.look import look
 from gres_mig.models import Gpu, Settings
+from gres_mig.service import systemd
 from gres_mig.values import replace
 
 
@@ -24,9 +25,20 @@ from gres_mig.values import replace
 @click.option("--dry-run", is_flag=True, help="Show what would be written; that is what happens without --write.")
 @click.option("--write", is_flag=True, help="Write it.")
 @click.option("--mig-at-boot/--no-mig-at-boot", default=None, help="Whether the boot unit turns MIG on.")
+@click.option("--service", is_flag=True, help="The unit of the service too, with its socket for notebook servers.")
+@click.option("--delegate", metavar="USER", help="Let this one user make instances without root; `root` undoes it.")
 @json_option
 @pass_node
-def setup(node: Node, gpus: str | None, dry_run: bool, write: bool, mig_at_boot: bool | None, as_json: bool) -> None:
+def setup(
+    node: Node,
+    gpus: str | None,
+    dry_run: bool,
+    write: bool,
+    mig_at_boot: bool | None,
+    service: bool,
+    delegate: str | None,
+    as_json: bool,
+) -> None:
     """Write this node's configuration and boot unit.
 
     It lists as managed the GPUs named with --gpus, else those that are already, else all that have MIG. What an
@@ -35,6 +47,10 @@ def setup(node: Node, gpus: str | None, dry_run: bool, write: bool, mig_at_boot:
     """
     if dry_run and write:
         raise BadRequest("--dry-run and --write are opposites", hint="leave one of them out")
+    if delegate is not None:
+        if gpus is not None or mig_at_boot is not None or service:
+            raise BadRequest("--delegate stands alone", hint="set the node up first, then delegate it")
+        return _delegate(node, delegate, write=write, as_json=as_json)
     before = _existing(node)
     settings = for_root(before, "setup --write") if write else before
     seen = look(settings)
@@ -44,12 +60,13 @@ def setup(node: Node, gpus: str | None, dry_run: bool, write: bool, mig_at_boot:
     settings = replace(settings, managed=_managed(gpus, settings, found))
     if mig_at_boot is not None:
         settings = replace(settings, mig_at_boot=mig_at_boot)
-    plan = node_files.plan(settings, found, _options(node, settings))
+    plan = node_files.plan(settings, found, _options(node, settings), with_service=service)
     kept = node_files.write(plan) if write else ""
     again = [] if gpus is None else ["--gpus", gpus]
     again += [] if mig_at_boot is None else ["--mig-at-boot" if mig_at_boot else "--no-mig-at-boot"]
+    again += ["--service"] if service else []
     steps = [] if write else [shlex.join([*_command(node), "setup", "--write", *again])]
-    steps += _next_steps(node, settings, found)
+    steps += _next_steps(node, settings, found, service=service)
     shown = [_plain(gpu, managed=settings.manages(gpu)) for gpu in found]
     plain = {
         "written": write,
@@ -62,6 +79,34 @@ def setup(node: Node, gpus: str | None, dry_run: bool, write: bool, mig_at_boot:
     told = node_files.told(plan, kept, written=write)
     text = "\n".join([*(_line(gpu) for gpu in shown), *told, *(f"next: {step}" for step in steps)])
     emit(plain, text, as_json=as_json)
+    return None
+
+
+def _delegate(node: Node, name: str, *, write: bool, as_json: bool) -> None:
+    settings = node.settings
+    if not os.path.lexists(settings.config_path):
+        raise BadRequest("this node is not set up yet", hint="run: gres-mig setup --write")
+    if write and os.geteuid() != 0:
+        raise NotPermitted("setup --delegate --write needs root", hint="without --write it shows what it would do")
+    account = delegation.user(name)
+    steps = delegation.plan(settings, account)
+    if write:
+        delegation.carry_out(steps)
+    would = "" if write else "would be so: "
+    after = [shlex.join([*_command(node), "setup", "--delegate", account.pw_name, "--write"])]
+    if write:
+        # /run and /dev are new after each boot.
+        after = [] if settings.simulator else [f"systemctl daemon-reload && systemctl enable {boot_unit.NAME}"]
+    granted = delegation.grants(account.pw_name, settings)
+    told = [f"{step.path}: {would if step.needed else 'already: '}{step.text}" for step in steps]
+    plain = {
+        "written": write,
+        "user": account.pw_name,
+        "grants": granted,
+        "steps": [{"path": step.path, "text": step.text, "needed": step.needed} for step in steps],
+        "next": after,
+    }
+    emit(plain, "\n".join([*granted, *told, *(f"next: {step}" for step in after)]), as_json=as_json)
 
 
 def _existing(node: Node) -> Settings:
@@ -106,9 +151,11 @@ def _command(node: Node) -> list[str]:
     return ["gres-mig", *named, *([] if node.config_file is None else ["--config", str(node.config_file)])]
 
 
-def _next_steps(node: Node, settings: Settings, found: Sequence[Gpu]) -> Iterator[str]:
+def _next_steps(node: Node, settings: Settings, found: Sequence[Gpu], *, service: bool) -> Iterator[str]:
     if not settings.simulator:
         yield f"systemctl daemon-reload && systemctl enable {boot_unit.NAME}"
+    if service and not settings.simulator:
+        yield f"systemctl enable --now {systemd.NAME}"
     for gpu in found:
         if settings.manages(gpu) and gpu.mig_current is False:
             yield shlex.join([*_command(node), "enable-mig", gpu.uuid])

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from gres_mig import machine
+from gres_mig import __version__, machine, presence
 from gres_mig.answers import SCHEMA
 from gres_mig.cli import Node, json_option, pass_node
 from gres_mig.commands import slurm_jobs
@@ -22,7 +22,8 @@ from gres_mig.errors import Fault, GresMigError, NotPermitted
 from gres_mig.locks import lock_holders
 from gres_mig.look import look, publish
 from gres_mig.models import Settings
-from gres_mig.show import Paper, draw
+from gres_mig.presence import Presence
+from gres_mig.show import Paper, age, draw
 from gres_mig.values import replace
 from gres_mig.view import Drift, View, drift
 from gres_mig.view_json import plain_drift, plain_view
@@ -65,14 +66,18 @@ def _frame(settings: Settings, check: bool, as_json: bool, *, publishing: bool =
         view = replace(view, notes=(*view.notes, failed))
     found = _drift(settings, view) if check else []
     waiting = slurm_jobs.waiting(view, settings)
+    running = presence.running(settings.run_dir)
     if as_json:
         plain: dict[str, Any] = {"schema": SCHEMA, **plain_view(view, settings)}
         plain["waiting"] = [slurm_jobs.plain(job) for job in waiting]
+        plain["service"] = _plain_service(running)
         if check:
             plain["drift"] = [plain_drift(each) for each in found]
         return json.dumps(plain), bool(found)
     paper = terminal()
     text = draw(view, settings, now=time.time(), paper=paper)
+    if running:
+        text += "\n\n" + paper.finish(paper.wrap("quiet", _service(running, time.time()), 0))
     if waiting:
         lines = (line for job in waiting for line in paper.wrap("", slurm_jobs.describe(job, time.time()), 2))
         text += "\n\n" + paper.finish([paper.paint("title", "put back for want of a place"), *lines])
@@ -80,6 +85,34 @@ def _frame(settings: Settings, check: bool, as_json: bool, *, publishing: bool =
         verdict = "records and hardware do not agree:" if found else "records and hardware agree"
         text += "\n\n" + paper.finish([verdict, *(f"  {each.kind}: {each.text}" for each in found)])
     return text, bool(found)
+
+
+def _service(running: Presence, now: float) -> str:
+    """The service in a sentence: which it is, and whether it is what is installed and configured."""
+    old = "" if running.version == __version__ else f" (installed is {__version__}: systemctl restart gres-mig)"
+    changed = ", which changed since: gres-mig reload" if presence.is_outdated(running) else ""
+    since, read = age(now - running.started), age(now - running.loaded)
+    return (
+        f"service {running.version}{old}, pid {running.pid}, for {since}; in force since {read}: "
+        f"{running.config} ({running.sha256[:12] or 'no file'}){changed}"
+    )
+
+
+def _plain_service(running: Presence | None) -> dict[str, Any] | None:
+    if running is None:
+        return None
+    return {
+        "version": running.version,
+        "pid": running.pid,
+        "started": running.started,
+        "socket": running.socket or None,
+        "config": {
+            "path": running.config,
+            "sha256": running.sha256 or None,
+            "loaded": running.loaded,
+            "error": running.error or None,
+        },
+    }
 
 
 def _drift(settings: Settings, view: View) -> list[Drift]:
