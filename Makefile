@@ -2,9 +2,11 @@
 #   make demo    the main job, told as a story, on simulated GPUs
 #   make test    the tests
 # Nothing is installed outside .venv, but for Debian packages where they are missing and this runs as root: python3-venv,
-# and for the tests Slurm and munge where no Slurm is set up. No service is started by that.
+# and for the tests Slurm and munge where no Slurm is set up, Node.js and npm. No service is started by that.
 
-PYTHON ?= python3
+# The system's own where it is new enough: the tests start servers as other users, who cannot run what is below /root.
+PYTHON ?= $(shell /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
+    && echo /usr/bin/python3 || echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := PYTHON=$(PYTHON) .ci/venv $(VENV)
@@ -27,6 +29,7 @@ demo: $(VENV)/.has-demo
 # With GRES_MIG_CI=1 a skipped test fails (tests/no_skips.py); otherwise pytest names what it skipped at its end.
 test: lint
 	@.ci/slurm-packages
+	@.ci/hub-proxy $(VENV)
 	@$(BIN)/python -m pytest -p tests.no_skips $(T)
 
 # Its venv is there for its pip only: the tests run in one of their own, under .trixie, which `make clean` leaves there.
@@ -43,6 +46,7 @@ bench: $(VENV)/.has-bench
 	$(BIN)/python bench/placement.py
 	$(BIN)/python bench/latency.py
 	$(BIN)/python bench/slurm.py
+	$(BIN)/python bench/jupyter.py
 
 # One stamp for each set of packages: a second run installs nothing until pyproject.toml changes.
 $(VENV)/.has-%: pyproject.toml .ci/venv

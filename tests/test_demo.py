@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from command_line import Answer, here, run
 
+from gres_mig.demo import jupyter
+from gres_mig.demo.jupyter import JupyterDemo
 from gres_mig.demo.node import Demo
 from gres_mig.demo.slurm import SlurmDemo, left_out
 from gres_mig.errors import NodeFault
@@ -21,12 +23,22 @@ from gres_mig.show import Paper
 from gres_mig.simulator.admin import Node
 from gres_mig.simulator.program import command, environment
 
+ROOT = Path(__file__).parent.parent
+
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Answer:
-    """The story, told once to something that is no terminal and takes ASCII only; its node is kept."""
+    """The story, told once to something that is no terminal and takes ASCII only, where there is no Jupyter; its node
+    is kept."""
     folder = tmp_path_factory.mktemp("demo")
-    return run("demo", "--keep", PYTHONIOENCODING="ascii", TMPDIR=str(folder), COLUMNS="80")
+    variables = without_jupyter(tmp_path_factory.mktemp("path"))
+    return run("demo", "--keep", PYTHONIOENCODING="ascii", TMPDIR=str(folder), COLUMNS="80", **variables)
+
+
+def without_jupyter(folder: Path) -> dict[str, str]:
+    """An environment in which Python finds no Jupyter server."""
+    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['jupyter_server'] = None\n")
+    return {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
 
 
 def test_the_story_holds_from_beginning_to_end(told: Answer) -> None:
@@ -134,10 +146,66 @@ def test_what_differs_ends_the_command_with_an_error_and_leaves_no_folder(tmp_pa
 
 def test_without_slurm_it_says_in_one_paragraph_what_is_left_out_and_what_to_type(told: Answer) -> None:
     """Here Slurm's accounts could not enter the folder, where there is Slurm at all."""
-    (said,) = re.findall(r"^Left out: .*?\n\n", told.out, re.MULTILINE | re.DOTALL)
+    said = re.findall(r"^Left out: .*?\n\n", told.out, re.MULTILINE | re.DOTALL)
 
-    assert re.search(r" type: (\S+ )?\S+", " ".join(said.split()))
+    assert len(said) == 2
+    assert "a Slurm cluster" in said[1]
+    assert re.search(r" type: (\S+ )?\S+", " ".join(said[1].split()))
     assert "sbatch" not in told.out
+
+
+def test_without_jupyter_it_says_in_one_line_what_is_left_out_and_what_to_type(told: Answer) -> None:
+    (said,) = re.findall(r"^Left out: a Jupyter .*?\n\n", told.out, re.MULTILINE | re.DOTALL)
+
+    assert " ".join(said.split()) == (
+        "Left out: a Jupyter server, for there is no jupyter_server here; type: pip install 'gres-mig[demo]'"
+    )
+    assert "/api/kernels" not in told.out
+
+
+@pytest.fixture(scope="module")
+def in_jupyter(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str]:
+    """The part that a Jupyter server plays: how many checks held, and what it said."""
+    said: list[str] = []
+    demo = JupyterDemo(str(tmp_path_factory.mktemp("jupyter")), said.append, Paper(), 0)
+    assert jupyter.left_out() == ""
+    demo.tell()
+    return demo.checks, "\n".join(said)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "· GPU 40 GiB",
+        "two kernels with GPU memory are in its launcher",
+        "the server alone holds nothing",
+        "each has an instance of its own, made as it started",
+        "│1g.24gb ═════════│     ┊     ┊     │2g.48gb ═",
+        "it is on the very same instance",
+        "no room for 40,960 MiB",
+        "nothing was made or destroyed for it",
+        "the other two work on",
+        "its instance is given back",
+        "its kernels are gone, and no instance is left",
+    ],
+)
+def test_jupyters_part_tells(in_jupyter: tuple[int, str], part: str) -> None:
+    checks, said = in_jupyter
+
+    assert checks >= said.count("checked: ") > 6
+    assert part in said
+
+
+def test_a_story_in_jupyter_that_differs_leaves_no_server(tmp_path: Path) -> None:
+    def say(text: str) -> None:
+        if "Two kernels" in text:
+            Node(tmp_path / "node").make(0, "4g.96gb")
+
+    demo = JupyterDemo(str(tmp_path), say, Paper(), 0)
+    with pytest.raises(NodeFault, match="answered with 503"):
+        demo.tell()
+
+    assert running_with(f"GRES_MIG_NODE={tmp_path}/") == []
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +231,7 @@ def test_where_slurm_is_there_it_plays_its_part(on_slurm: Answer) -> None:
     chapters = re.findall(r"^(\d+)\. ", on_slurm.out, re.MULTILINE)
 
     assert (on_slurm.code, on_slurm.err) == (0, "")
-    assert chapters == [str(number) for number in range(1, 18)]
+    assert chapters == [str(number) for number in range(1, 24)]
     assert "Left out" not in on_slurm.out
 
 
@@ -215,21 +283,38 @@ def test_a_story_on_slurm_that_differs_leaves_no_daemon(public: Path) -> None:
     assert left == []
 
 
-def test_a_demo_that_is_told_to_stop_leaves_no_daemon(public: Path) -> None:
-    words, variables = command("demo"), environment(TMPDIR=str(public), PYTHONUNBUFFERED="1")
-    with subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True) as process:
+def test_a_demo_that_is_told_to_stop_leaves_no_daemon(public: Path, tmp_path: Path) -> None:
+    variables = environment(TMPDIR=str(public), PYTHONUNBUFFERED="1", **without_jupyter(tmp_path))
+
+    assert stopped_at("sinfo", variables) == 128 + signal.SIGTERM
+    assert running_with(f"SLURM_CONF={public}/") == []
+    assert os.listdir(public) == []
+
+
+def test_a_demo_that_is_told_to_stop_leaves_no_server(tmp_path: Path) -> None:
+    """While it waits for the server to answer."""
+    assert (
+        stopped_at("$ jupyter server", environment(TMPDIR=str(tmp_path), PYTHONUNBUFFERED="1")) == 128 + signal.SIGTERM
+    )
+    assert running_with(f"GRES_MIG_NODE={tmp_path}/") == []
+    assert os.listdir(tmp_path) == []
+
+
+def stopped_at(text: str, variables: dict[str, str]) -> int:
+    """The exit code of a demo that is told to stop when it says that."""
+    with subprocess.Popen(command("demo"), env=variables, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "sinfo" in line:
+            if text in line:
                 break
         process.terminate()
         process.stdout.read()
-    mark = f"SLURM_CONF={public}/".encode()
-    running = [entry for entry in Path("/proc").glob("[0-9]*/environ") if mark in _read(entry)]
+    return process.returncode
 
-    assert process.returncode == 128 + signal.SIGTERM
-    assert running == []
-    assert os.listdir(public) == []
+
+def running_with(variable: str) -> list[Path]:
+    """Processes that have that in their environment."""
+    return [entry for entry in Path("/proc").glob("[0-9]*/environ") if variable.encode() in _read(entry)]
 
 
 def _read(environ: Path) -> bytes:
