@@ -1,9 +1,10 @@
 """Starts that find no place, and what waiting costs, on a real two-node Slurm with simulated GPUs.
 
-    python bench/admission.py [--minutes 2] [--loads 0.7,0.85,1.3] [--gpus 8] [--out docs/slurm-admission.md]
+    python bench/admission.py [--admission count,gates] [--minutes 2] [--loads 0.7,0.85,1.3] [--gpus 8] [--out FILE]
 
-Needs root and Slurm, as the tests do. Each load is a cluster of its own: jobs come as a Poisson stream, no job wants
-a whole GPU, each is bound to one of the two nodes. An oracle plays the same arrivals, durations and hook times on the
+Needs root and Slurm, as the tests do. Each load is a cluster of its own for each admission, and each of these has the
+same arrivals: jobs come as a Poisson stream, no job wants a whole GPU, each is bound to one of the two nodes by its
+partition. An oracle plays the same arrivals, durations and hook times on the
 same GPUs with the same choice of places, and starts a job exactly when it has one.
 """
 
@@ -25,16 +26,15 @@ from statistics import mean, median
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "slurm"), str(ROOT / "tests")]
 
+from gated_cluster import Gated  # noqa: E402
 from gpus import SETTINGS, gpu  # noqa: E402
-from slurm_cluster import HOOKS, Cluster  # noqa: E402
+from slurm_cluster import Cluster  # noqa: E402
 
 from gres_mig.errors import NoCapacity  # noqa: E402
 from gres_mig.models import Request  # noqa: E402
 from gres_mig.placement import Choice, Room, choose  # noqa: E402
 from gres_mig.simulator.program import command, environment  # noqa: E402
 from gres_mig.values import replace  # noqa: E402
-from gres_mig_slurm import sizes_file  # noqa: E402
-from gres_mig_slurm.profiles import Sizes, node_type  # noqa: E402
 
 MEAN_S, LONGEST_S = 20.0, 100.0
 AGED_S = 60
@@ -91,8 +91,9 @@ class Job:
 
 @dataclass
 class Run:
-    """One load."""
+    """One load under one admission."""
 
+    admission: str
     load: float
     gpus: int
     seconds: float
@@ -100,11 +101,14 @@ class Run:
     start_s: float = 0.0
     end_s: float = 0.0
     rpcs: int = 0
+    controller_s: float = 0.0
+    """CPU time of slurmctld."""
     faults: list[str] = field(default_factory=list)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--admission", default="count,gates")
     parser.add_argument("--minutes", type=float, default=2.0, help="of arrivals at each load")
     parser.add_argument("--loads", default="0.7,0.85,1.3")
     parser.add_argument("--gpus", type=int, default=8, help="of each node")
@@ -113,7 +117,11 @@ def main() -> None:
     given = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("slurmctld and slurmd are started as root")
-    runs = [play(float(load), given.gpus, given.minutes * 60, given.seed) for load in given.loads.split(",")]
+    runs = [
+        play(admission, float(load), given.gpus, given.minutes * 60, given.seed)
+        for load in given.loads.split(",")
+        for admission in given.admission.split(",")
+    ]
     text = "\n".join(table(runs))
     if given.out:
         Path(given.out).write_text(text + "\n", encoding="utf-8")
@@ -134,25 +142,14 @@ def arrivals(load: float, gpus: int, seconds: float, seed: int) -> list[Job]:
     return sorted(jobs, key=lambda job: job.at)
 
 
-def play(load: float, gpus: int, seconds: float, seed: int) -> Run:
+def play(admission: str, load: float, gpus: int, seconds: float, seed: int) -> Run:
     """The arrivals on a real cluster, then in the oracle."""
-    run = Run(load, gpus, seconds, arrivals(load, gpus, seconds, seed))
-    types = [
-        node_type([gpu(kind.board, i) for i in range(gpus)], replace(SETTINGS, managed=("*",)), nodes=kind.node)
-        for kind in KINDS
-    ]
-    sizes = sizes_file.render(Sizes(tuple(types)))
-
-    class Priced(Cluster):
-        def _write_files(self) -> None:
-            super()._write_files()
-            (self.conf.parent / sizes_file.FILE_NAME).write_text(sizes)
-
-    with Priced(
+    run = Run(admission, load, gpus, seconds, arrivals(load, gpus, seconds, seed))
+    with Gated(
         {kind.node: [(kind.board, gpus)] for kind in KINDS},
-        lua=(HOOKS / "job_submit.lua").read_text(),
-        counts={kind.node: each.count_mib for kind, each in zip(KINDS, types, strict=True)},
+        by_count=tuple(kind.node for kind in KINDS if admission == "count"),
         extra="MinJobAge=7200\nMaxJobCount=20000",
+        partitions="\n".join(f"PartitionName={kind.node} Nodes={kind.node}" for kind in KINDS),
         config=f"aged = {AGED_S}",
         cpus=256,
     ) as cluster:
@@ -166,16 +163,16 @@ def play(load: float, gpus: int, seconds: float, seed: int) -> Run:
         ]
         try:
             run.start_s, run.end_s = hook_times(cluster)
-            before = rpcs(cluster)
+            before = rpcs(cluster), controller_s(cluster)
             submit_all(cluster, run)
             follow(cluster, run)
-            run.rpcs = rpcs(cluster) - before
+            run.rpcs, run.controller_s = rpcs(cluster) - before[0], controller_s(cluster) - before[1]
         finally:
             for service in services:
                 service.terminate()
                 service.wait()
     oracle(run)
-    print(f"load {load:g}: {len(run.jobs)} jobs done", file=sys.stderr)
+    print(f"{admission}, load {load:g}: {len(run.jobs)} jobs done", file=sys.stderr)
     return run
 
 
@@ -184,7 +181,7 @@ def hook_times(cluster: Cluster) -> tuple[float, float]:
     starts, ends = [], []
     for _ in range(5):
         at = time.time()
-        job = cluster.sbatch("-wn1", "--gres=migmem:4800", script="date +%s.%N; sleep 1; date +%s.%N")
+        job = cluster.sbatch("-pn1", "--gres=migmem:4800", script="date +%s.%N; sleep 1; date +%s.%N")
         cluster.wait(job, "COMPLETED", within=60)
         cluster.until(lambda: not cluster.instances("n1"), "its instance given back")
         over = time.time()
@@ -201,7 +198,7 @@ def submit_all(cluster: Cluster, run: Run) -> None:
         script = f"date +%s.%N >>{cluster.home}/$SLURM_JOB_ID.ran; exec sleep {job.runs_s:.2f}"
         # What it is, not what was meant: submitting takes its time on a busy machine.
         job.at = time.time() - began
-        job.job_id = cluster.sbatch(f"-w{job.kind.node}", f"--gres=migmem:{job.memory_mib}", script=script)
+        job.job_id = cluster.sbatch(f"-p{job.kind.node}", f"--gres=migmem:{job.memory_mib}", script=script)
     run.seconds = max(run.seconds, time.time() - began)
     run.faults.append(f"{began}")
 
@@ -230,7 +227,7 @@ def follow(cluster: Cluster, run: Run) -> None:
         job.began = float(ran[0]) - zero
         job.ended = job.began + job.runs_s
     states = cluster.node_states()
-    run.faults += [f"{node} is {state}" for node, state in states.items() if state != "idle"]
+    run.faults += [f"{kind.node} is {states[kind.node]}" for kind in KINDS if states[kind.node] != "idle"]
     run.faults += cluster.run("squeue", "-h", "-t", "PD", "-o", "%A held: %r", user="root").stdout.splitlines()
 
 
@@ -238,6 +235,13 @@ def rpcs(cluster: Cluster) -> int:
     """What the controller has been asked so far."""
     text = cluster.run("sdiag", user="root").stdout.partition("Remote Procedure Call statistics by user")[0]
     return sum(map(int, re.findall(r"^\s+[A-Z_]+\s*\(\s*\d+\)\s*count:(\d+)", text, re.MULTILINE)))
+
+
+def controller_s(cluster: Cluster) -> float:
+    """The CPU time that slurmctld has taken so far."""
+    pid = (cluster.folder / "slurmctld.pid").read_text().strip()
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def oracle(run: Run) -> None:
@@ -293,8 +297,9 @@ def p95(values: Sequence[float]) -> float:
 
 
 def table(runs: Sequence[Run]) -> Iterator[str]:
-    head = ("load", "node", "jobs", "failed starts a job", f"jobs with more than {MOST_FAILED}, %", "wait, mean s",
-            "oracle", "large: p95 wait s", "oracle", "ratio", "utilisation %", "oracle")  # fmt: skip
+    head = ("load", "node", "admission", "jobs", "failed starts a job", f"jobs with more than {MOST_FAILED}, %",
+            "wait, mean s", "oracle", "large: p95 wait s", "oracle", "ratio", "utilisation %", "oracle",
+            "controller RPCs a job", "controller CPU ms a job")  # fmt: skip
     yield f"| {' | '.join(head)} |"
     yield f"|{' --- |' * len(head)}"
     verdicts = []
@@ -304,21 +309,26 @@ def table(runs: Sequence[Run]) -> Iterator[str]:
             large = [job for job in jobs if job.large]
             many = 100 * sum(job.failed > MOST_FAILED for job in jobs) / len(jobs)
             waits = p95([job.began - job.at for job in large]), p95([job.oracle for job in large])
-            cells = (f"{run.load:g}", kind.board, str(len(jobs)), f"{mean(job.failed for job in jobs):.2f}",
-                     f"{many:.1f}", f"{mean(job.began - job.at for job in jobs):.1f}",
-                     f"{mean(job.oracle for job in jobs):.1f}", f"{waits[0]:.1f}", f"{waits[1]:.1f}",
-                     f"{waits[0] / waits[1]:.2f}", f"{100 * utilisation(run, kind, oracle=False):.1f}",
-                     f"{100 * utilisation(run, kind, oracle=True):.1f}")  # fmt: skip
+            ratio = f"{waits[0] / waits[1]:.2f}" if waits[1] else "none"
+            cells = (f"{run.load:g}", kind.board, run.admission, str(len(jobs)),
+                     f"{mean(job.failed for job in jobs):.2f}", f"{many:.1f}",
+                     f"{mean(job.began - job.at for job in jobs):.1f}", f"{mean(job.oracle for job in jobs):.1f}",
+                     f"{waits[0]:.1f}", f"{waits[1]:.1f}", ratio,
+                     f"{100 * utilisation(run, kind, oracle=False):.1f}",
+                     f"{100 * utilisation(run, kind, oracle=True):.1f}", f"{run.rpcs / len(run.jobs):.1f}",
+                     f"{1000 * run.controller_s / len(run.jobs):.0f}")  # fmt: skip
             yield f"| {' | '.join(cells)} |"
-            where = f"load {run.load:g}, {kind.board}"
+            where = f"load {run.load:g}, {kind.board}, {run.admission}"
             verdicts.append((many <= 0.5, f"{where}: {many:.1f} % of jobs with more than {MOST_FAILED} failed starts"))
             text = f"{where}: large jobs' p95 wait {waits[0]:.1f} s, the oracle's {waits[1]:.1f} s"
             verdicts.append((waits[0] <= 2 * waits[1], text))
-        verdicts.append((not run.faults, f"load {run.load:g}: no node drained, no job held or failed {run.faults}"))
+        verdicts.append(
+            (not run.faults, f"load {run.load:g}, {run.admission}: no node drained, no job held or failed {run.faults}")
+        )
     yield ""
     for run in runs:
-        yield (f"Load {run.load:g}: {run.rpcs / len(run.jobs):.1f} controller RPCs a job; hooks on the idle cluster: "
-               f"{run.start_s:.2f} s from submit to the script, {run.end_s:.2f} s from its end.")  # fmt: skip
+        yield (f"Load {run.load:g}, {run.admission}: hooks on the idle cluster: {run.start_s:.2f} s from submit to the "
+               f"script, {run.end_s:.2f} s from its end.")  # fmt: skip
     yield ""
     yield from (f"- {'PASS' if good else 'FAIL'}: {text}" for good, text in verdicts)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +98,32 @@ class Cluster(Lab):
         """The records of a node, as they are on disk."""
         file = self.gpus(node) / "state" / "state.json"
         return dict(json.loads(file.read_text())) if file.exists() else {"records": [], "tombstones": []}
+
+    def states(self, array: int | str) -> Counter[str]:
+        """How many of an array's tasks are in which state."""
+        return Counter(
+            self.run("squeue", "-h", "-r", "-t", "all", "-j", str(array), "-o", "%T", user="root").stdout.split()
+        )
+
+    def steps(self, job: int) -> list[int]:
+        """The pids of a job's step daemons."""
+        found = []
+        for pid in self.processes():
+            # Those that end meanwhile.
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(f"slurmstepd: [{job}.".encode()):
+                    found.append(pid)
+        return found
+
+    def kill_steps(self, job: int) -> None:
+        """A job's step daemons and its script are gone, as after a power cut."""
+        pids = self.steps(job)
+        assert pids, f"{job} has no step daemon"
+        for pid in pids:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            for each in (*map(int, children), pid):
+                os.kill(each, signal.SIGKILL)
+        self.until(lambda: not self.steps(job), "its step daemons gone")
 
     def _unfinished(self) -> set[str]:
         return set(self.run("squeue", "-h", "-r", "-O", "JobID", user="root").stdout.split())

@@ -169,6 +169,22 @@ def test_a_node_without_a_managed_gpu_leaves_at_once(cluster: Cluster, job: int,
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("shared", ['slices = "*"', 'gpus = []\nslices = ["GPU-1"]'])
+def test_a_node_that_only_shares_its_gpus_asks_what_a_job_wants(
+    cluster: Cluster, job: int, shared: str, tmp_path: Path
+) -> None:
+    asked, file = tmp_path / "asked", tmp_path / "config.toml"
+    file.write_text(shared)
+    with (
+        cluster.stand_before("squeue", f"echo >>{asked}; exit 1"),
+        cluster.hook_settings(f"CONFIG={file}\nHANDOVER={tmp_path}"),
+    ):
+        ran = hook(cluster, "prolog", given(cluster, job))
+
+    assert ran.returncode == 0
+    assert started(asked) == 1
+
+
 def test_a_node_without_any_file_of_ours_leaves_at_once(tmp_path: Path) -> None:
     shutil.copytree(HOOKS, tmp_path / "hooks")
     env = {"SLURM_JOB_ID": "5", "SLURMD_NODENAME": "n1"}

@@ -96,6 +96,7 @@ def test_what_is_no_migmem_is_no_request(tres: str) -> None:
     [
         ("gres-mig:1:8000", Request(8000)),
         ("gres-mig:1:8K", Request(8192)),
+        ("gres-mig:1:mig:8K", Request(8192, isolation="mig")),
         ("gres-mig:1:2g.48gb", Request(0, "2g.48gb")),
         ("gres-mig:1:1g.5gb+me other words", Request(0, "1g.5gb+me")),
         ("of the site gres-mig:1:8000", Request(8000)),

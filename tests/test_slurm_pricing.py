@@ -13,12 +13,14 @@ from hypothesis import settings as searching
 from hypothesis import strategies as st
 
 from gres_mig.errors import BadRequest, ConfigError, NodeFault, TooBig
-from gres_mig.models import Placement, Profile, Request, Settings
+from gres_mig.models import Gpu, Placement, Profile, Request, Settings
+from gres_mig.slice_models import Slicing
 from gres_mig.values import replace
 from gres_mig_slurm import sizes_file
 from gres_mig_slurm.pricing import prices
 from gres_mig_slurm.profiles import Sizes, node_type, of_this_node
 
+SLICED = replace(SETTINGS, slicing=Slicing(("*",)))
 BOARDS = ("a100-40", "a100-80", "a30", "b200", "gh200", "h100-80", "h100-94", "h200", "rtx-pro-6000")
 MIXED = Sizes(
     (
@@ -180,8 +182,53 @@ def test_a_gpu_whose_profiles_cannot_be_read_is_named() -> None:
 
 
 def test_a_node_that_manages_nothing_has_no_type() -> None:
-    with pytest.raises(NodeFault, match="no GPU of this node with MIG is managed"):
+    with pytest.raises(NodeFault, match="no GPU of this node is managed that has MIG or is shared by slices"):
         node_type([gpu("a30")], replace(SETTINGS, managed=()))
+
+
+def shared(index: int = 0, **more: object) -> Gpu:
+    """An L40 that slices share."""
+    return replace(gpu("l40", index), sliced=True, backend="cooperative", reserved_mib=500, **more)
+
+
+def test_a_shared_gpu_counts_what_slices_may_take_and_each_its_overhead() -> None:
+    node = node_type([shared(0), shared(1)], SLICED)
+
+    (board,) = node.boards
+    # 46,068 MiB, less what the driver keeps, less 3 %.
+    assert (board.gpus, board.whole_mib, board.slice_overhead_mib) == (2, 46068 - 500 - 1383, 512)
+    assert node.count_mib == 2 * 44185
+    assert board.price_mib(Request(4000)) == 4512
+    assert (board.price_mib(Request(44185 - 512)), board.price_mib(Request(44185 - 511))) == (44185, None)
+
+
+def test_a_slice_is_for_no_profile_and_for_nobody_who_insists_on_mig() -> None:
+    node = Sizes((node_type([shared(), gpu("a30", 1)], SLICED),))
+
+    assert node.price_mib(Request(4000)) == 4512
+    assert node.price_mib(Request(4000, isolation="mig")) == node.price_mib(Request(0, profile="1g.6gb")) == 6000
+    with pytest.raises(TooBig, match=r"the largest is a slice \(43,673 MiB\)"):
+        node.price_mib(Request(50000))
+    with pytest.raises(TooBig, match=r"\(isolation=mig\): the largest is 4g\.24gb \(24,000 MiB\)"):
+        node.price_mib(Request(30000, isolation="mig"))
+
+
+def test_a_shared_gpu_and_one_that_is_not_are_no_alike() -> None:
+    node = node_type([shared(), gpu("l40", 1), gpu("a30", 2)], SLICED)
+
+    assert node.name == "1x NVIDIA L40 + 1x NVIDIA A30"
+
+
+def test_a_shared_gpu_that_nothing_limits_is_named() -> None:
+    with pytest.raises(NodeFault, match=r"GPU 0 \(GPU-l40-0\) gives no slices: nothing limits slices"):
+        node_type([shared(trouble="nothing limits slices")], SLICED)
+
+
+def test_a_reserve_that_leaves_no_slice_is_a_mistake() -> None:
+    greedy = replace(SLICED, slicing=replace(SLICED.slicing, reserve_mib=46000))
+
+    with pytest.raises(NodeFault, match="slice_reserve and slice_overhead leave no slice of NVIDIA L40"):
+        node_type([shared()], greedy)
 
 
 def test_on_a_mixed_cluster_every_request_counts_no_more_than_on_any_type_that_serves_it() -> None:
@@ -218,7 +265,10 @@ def test_variants_are_had_by_name_only() -> None:
 
 
 def test_the_file_says_all_there_is_to_know() -> None:
-    assert sizes_file.parse(sizes_file.render(replace(MIXED, exclusive="allow"))) == replace(MIXED, exclusive="allow")
+    node = node_type([shared(), gpu("a30", 1)], SLICED)
+    sizes = replace(MIXED, exclusive="allow", types=(*MIXED.types, node))
+
+    assert sizes_file.parse(sizes_file.render(sizes)) == sizes
 
 
 def test_a_type_that_is_written_again_takes_its_own_place_and_keeps_its_nodes() -> None:
@@ -251,6 +301,8 @@ def test_a_model_with_odd_letters_stands_on_one_line() -> None:
         "profile 1g.6gb 5952 6000",
         "profile 1g.6gb 5952 -1 size",
         "profile 1g.6gb 5952 6000 both",
+        "slices",
+        "slices -1",
         "os.execute('true')",
     ],
 )
@@ -261,7 +313,7 @@ def test_a_line_that_is_not_understood_is_named(line: str) -> None:
         sizes_file.parse(text)
 
 
-@pytest.mark.parametrize("line", ["nodes n1", "board 1 24000 A30", "profile 1g.6gb 5952 6000 size"])
+@pytest.mark.parametrize("line", ["nodes n1", "board 1 24000 A30", "slices 512", "profile 1g.6gb 5952 6000 size"])
 def test_a_line_before_what_it_belongs_to_is_not_understood(line: str) -> None:
     with pytest.raises(ConfigError, match=r"gres-mig-sizes\.conf:2: "):
         sizes_file.parse(f"format 1\n{line}\n")

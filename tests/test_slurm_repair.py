@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -169,7 +168,7 @@ def test_a_step_daemon_that_was_killed_leaves_a_socket_that_does_not_answer(clus
     spool = cluster.folder / "spool.n1"
     stale = sorted(path.name for path in spool.glob(f"n1_{job}.*"))
     cluster.stop("n1")
-    kill_steps(cluster, job)
+    cluster.kill_steps(job)
     # A process that is being killed closes its files a moment after its name is gone.
     cluster.until(lambda: Liveness(node="n1")._has_stepd(job) is False, "nobody answers")
     left = sorted(path.name for path in spool.glob(f"n1_{job}.*"))
@@ -256,7 +255,7 @@ def test_a_job_goes_on_undisturbed_while_slurmd_is_killed_and_comes_back(cluster
 def test_a_job_that_ends_while_slurmd_is_down_is_given_back_by_the_late_epilog(cluster: Cluster) -> None:
     job = start(cluster)
     cluster.kill("n1")
-    kill_steps(cluster, job)
+    cluster.kill_steps(job)
     while_down = reconcile(cluster)
     cluster.start("n1")
     cluster.scancel(job)
@@ -301,7 +300,7 @@ def test_a_job_that_ends_while_the_controller_is_away_is_given_back_when_it_is_t
     cluster.stop("slurmctld")
     cluster.touch("over")
     cluster.until(lambda: not (cluster.folder / "spool.n1" / f"job{job:05d}" / "slurm_script").exists()
-                  or not steps(cluster, job), "its script over")  # fmt: skip
+                  or not cluster.steps(job), "its script over")  # fmt: skip
     with pytest.raises(Unreachable):
         controller.seen(job)
     while_away = reconcile(cluster)
@@ -315,7 +314,7 @@ def test_a_job_that_ends_while_the_controller_is_away_is_given_back_when_it_is_t
 def test_after_a_reboot_nothing_is_destroyed_for_what_the_last_boot_recorded(cluster: Cluster) -> None:
     job = start(cluster)
     cluster.stop("n1")
-    kill_steps(cluster, job)
+    cluster.kill_steps(job)
     hands = cluster.hands("n1")
     hands.reboot()
     for gpu in hands.uuids:
@@ -384,25 +383,3 @@ def allocation(owner: Owner) -> Record:
         placement=Placement(0, 1),
         since=0.0,
     )
-
-
-def steps(cluster: Cluster, job: int) -> list[int]:
-    """The pids of a job's step daemons."""
-    found = []
-    for pid in cluster.processes():
-        # Those that end meanwhile.
-        with suppress(OSError):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(f"slurmstepd: [{job}.".encode()):
-                found.append(pid)
-    return found
-
-
-def kill_steps(cluster: Cluster, job: int) -> None:
-    """A job's step daemons and its script are gone, as after a power cut."""
-    pids = steps(cluster, job)
-    assert pids, f"{job} has no step daemon"
-    for pid in pids:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for each in (*map(int, children), pid):
-            os.kill(each, signal.SIGKILL)
-    cluster.until(lambda: not steps(cluster, job), "its step daemons gone")

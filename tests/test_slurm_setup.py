@@ -222,9 +222,9 @@ def mode(file: str, bits: int) -> Callable[[Site], None]:
         (remove("gres-mig/task_prolog.sh"), "hooks", "task_prolog.sh: No such file", "setup --write"),
         (add("gres-mig/prolog.sh", "# older"), "hooks", "prolog.sh is not the one of gres-mig", "setup --write"),
         (rewrite("gres-mig/gres-mig.env", "PYTHON=/", "PYTHON=/no"), "hooks", "names no Python", "setup --write"),
-        (rewrite("gres-mig/gres-mig.env", "epilog.sh", "gone.sh"), "hooks", "EPILOG_CHAIN", "correct it"),
-        (add("gres.conf", "AutoDetect=nvml"), "gres.conf", "AutoDetect=nvml", "gres.conf:4: AutoDetect=off"),
-        (add("gres.conf", "Name=gpu File=/dev/nvidia[1-2]"), "gres.conf", "/dev/nvidia1", "take /dev/nvidia1 out"),
+        (rewrite("gres-mig/gres-mig.env", "epilog.sh", "gone.sh"), "chain", "EPILOG_CHAIN", "correct it"),
+        (add("gres.conf", "AutoDetect=nvml"), "split", "AutoDetect=nvml", "gres.conf:4: AutoDetect=off"),
+        (add("gres.conf", "Name=gpu File=/dev/nvidia[1-2]"), "split", "/dev/nvidia1", "gres.conf:4: Name=gpu"),
         (rewrite("gres.conf", "CountOnly", "One_Sharing"), "gres.conf", "but a count", "Name=migmem Flags=CountOnly"),
         (remove("gres.conf"), "gres.conf", "has no line for migmem", "gres.conf: Name=migmem Flags=CountOnly"),
         (remove("gres-mig-sizes.conf"), "sizes", "has no node like this one", "slurm profiles --write"),
@@ -232,6 +232,7 @@ def mode(file: str, bits: int) -> Callable[[Site], None]:
         (rewrite("gres-mig-sizes.conf", "format 1", "format 2"), "sizes", "not understood", "slurm profiles"),
         (rewrite("job_submit.lua", "gres-mig:1:", "other"), "job_submit.lua", "is not gres-mig's", "setup --write"),
         (add("job_submit.lua", "-- older"), "job_submit.lua", "of another version", "setup --write"),
+        (mode("job_submit.site.lua", 0o666), "chain", "which others can write", "chmod go-w"),
         (remove("job_submit.lua"), "job_submit.lua", "No such file", "setup --write"),
     ],
 )
@@ -358,6 +359,25 @@ def test_a_python_that_others_can_change_is_not_written_down_for_root(
     assert "can be written by others" in refused.err
     assert "/opt/gres-mig" in refused.err
     assert not (etc / "gres-mig").exists()
+
+
+@pytest.mark.parametrize("named", ["prolog.d/*.sh", "prolog.d/10.sh"])
+def test_a_site_hook_that_others_can_change_is_not_chained(etc: Path, tmp_path: Path, named: str) -> None:
+    program = tmp_path / "prolog.d" / "10.sh"
+    program.parent.mkdir(mode=0o755)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o775)
+    conf = f"ClusterName=lab\nNodeName=n1\nProlog={tmp_path}/{named}\n"
+
+    shown = written(etc, conf)
+    refused = written(etc, conf, "--write")
+    program.chmod(0o755)
+    right = written(etc, conf, "--write")
+
+    assert f"yours to decide: {program} can be written by others than root" in shown.out
+    assert (refused.code, right.code) == (4, 0)
+    assert f"would run the site's own {program}, but {program} can be written" in refused.err
+    assert f"run: chmod go-w {program}" in refused.err
 
 
 def test_a_python_that_others_can_change_is_found(etc: Path, tmp_path: Path) -> None:

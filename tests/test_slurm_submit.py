@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from slurm_cluster import HOOKS, Cluster, require_slurm
 
 from gres_mig.models import Request
+from gres_mig.slice_models import Slicing
 from gres_mig.values import replace
 from gres_mig_slurm import sizes_file
 from gres_mig_slurm.profiles import Sizes, node_type
@@ -401,7 +402,7 @@ def test_nodes_that_the_user_excludes_stay_excluded(cluster: Cluster) -> None:
         (None, "No such file or directory"),
         ("", "its format is not 1"),
         ("format 2\n", "its format is not 1"),
-        ("format 1\n", "it has no profiles"),
+        ("format 1\n", "it has no sizes"),
         ("format 1\ntype a\nprofile 1g.6gb 1 1 size\n", "is not understood: profile 1g.6gb 1 1 size"),
         (
             "format 1\ntype a\nboard 1 9 A30\nprofile 1g.6gb one 1 size\n",
@@ -425,6 +426,49 @@ def test_without_a_sizes_file_only_migmem_is_refused_and_the_admin_is_told_what_
     assert with_it.returncode != 0
     assert reason in with_it.stderr
     assert f"its admin has to run: gres-mig slurm profiles --write {sizes}" in with_it.stderr
+
+
+L40 = replace(gpu("l40", 1), sliced=True, backend="cooperative")
+SHARED = node_type([L40], replace(SETTINGS, slicing=Slicing(("*",))), nodes="n2")
+
+
+@pytest.mark.parametrize("mib", [1, 4864, 4865, 19968, 40192, 40193, 44173, 44174])
+def test_a_slice_of_any_size_counts_as_the_package_says(cluster: Cluster, sizes: Path, mib: int) -> None:
+    mixed = Sizes((A100, SHARED))
+    sizes.write_text(sizes_file.render(mixed))
+
+    told = submit(cluster, f"--gres=migmem:{mib}")
+
+    if mib == 44174:
+        assert "is more than any GPU of this cluster gives; the largest is a slice (44,173 MiB)" in told.stderr
+        return
+    job = fields(cluster, told.stdout.strip())
+    assert job["Gres"] == f"migmem:{mixed.price_mib(Request(mib))}"
+    assert job.get("ExcNodeList", "(null)") == ("n1" if mib > 40192 else "(null)")
+
+
+@pytest.mark.parametrize("asked", ["mig:8000", "MIG:08000", "mig:8K"])
+def test_who_insists_on_mig_is_counted_for_it_and_kept_from_nodes_that_only_share(
+    cluster: Cluster, sizes: Path, asked: str
+) -> None:
+    sizes.write_text(sizes_file.render(Sizes((A100, SHARED))))
+
+    job = fields(cluster, submitted(cluster, f"--gres=migmem:{asked}"))
+
+    kept = asked.lower().replace("0800", "800").replace("k", "K")
+    assert (job["Gres"], job["AdminComment"]) == ("migmem:10042", f"gres-mig:1:{kept}")
+    assert job["ExcNodeList"] == "n2"
+
+
+def test_on_a_cluster_of_slices_alone_nothing_else_is_promised(cluster: Cluster, sizes: Path) -> None:
+    sizes.write_text(sizes_file.render(Sizes((SHARED,))))
+
+    right, named, insists = (submit(cluster, f"--gres=migmem:{asked}") for asked in ("8000", "1g.5gb", "mig:8000"))
+
+    assert fields(cluster, right.stdout.strip())["Gres"] == "migmem:8512"
+    assert "migmem: 8,000 MiB counts as 8,512 MiB: what a slice (8,000 MiB) takes of a GPU" in right.stderr
+    assert f"migmem:1g.5gb is no size and no profile of this cluster: {EXAMPLES}\n" in named.stderr
+    assert "8,000 MiB is more than any GPU of this cluster gives; the largest is none" in insists.stderr
 
 
 def test_a_new_sizes_file_is_in_force_at_once(cluster: Cluster, sizes: Path) -> None:

@@ -7,16 +7,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from gpus import SETTINGS, busy, rooms
+from gpus import SETTINGS, busy, gpu, rooms
 from slurm_cluster import Cluster, brought_up, require_slurm
 
 from gres_mig import config, simulator
 from gres_mig.allocator import Allocator
 from gres_mig.errors import NoCapacity
-from gres_mig.models import Owner, Request
+from gres_mig.models import Owner, Placement, Request
 from gres_mig.placement import Room
 from gres_mig.rooms import Held
 from gres_mig.simulator.program import command, environment
+from gres_mig.slice_models import Slicing
 from gres_mig.values import replace
 from gres_mig_slurm import delayed, wake
 from gres_mig_slurm.delayed import Delayed
@@ -102,6 +103,46 @@ def test_a_kept_place_stays_the_same_while_others_empty_and_fill() -> None:
 
     assert before[0].gpu_uuid == one.gpu.uuid
     assert kept(before, [busy(one, (0, 3), (3, 3)), two])[1][0] == one.gpu.uuid
+
+
+SHARING = replace(PATIENT, slicing=Slicing(("*",)))
+TAKES = 44_685
+"""What slices may take of an L40 together."""
+
+
+def shared(held_mib: int, index: int = 0) -> Room:
+    """An L40 that is shared, with so much of it taken."""
+    l40 = replace(gpu("l40", index), sliced=True, backend="cooperative")
+    return Room(l40, tuple(Placement(number, 1) for number in range(bool(held_mib))), held_mib)
+
+
+def test_what_a_slice_gave_back_wakes_as_many_as_have_room_together() -> None:
+    waiting = [job(n, 9_488) for n in range(1, 6)] + [job(6, 9_488, isolation="mig")]
+
+    found = list(wake.plan(waiting, [shared(TAKES - 20_500)], SHARING, NOW))
+
+    assert [(each.job_id, each.takes_mib) for each in found] == [(1, 10_000), (2, 10_000)]
+    assert len({each.start for each in found}) == 2
+
+
+def test_room_comes_for_who_has_waited_too_long_on_the_gpu_that_has_most() -> None:
+    old = job(1, 40_000, waits_s=700)
+    free = [shared(TAKES - 9_000, 0), shared(TAKES - 20_000, 1)]
+
+    (kept_for,) = wake.keep_places([old], free, SHARING, NOW)
+
+    assert (kept_for.gpu_uuid, kept_for.takes_mib) == (free[1].gpu.uuid, 40_512)
+    # All others go round it.
+    assert [each.gpu_uuid for each in wake.plan([kept_for, job(2, 8_000)], free, SHARING, NOW)] == [free[0].gpu.uuid]
+
+
+def test_no_room_is_kept_twice_on_one_gpu() -> None:
+    woken_job = replace(job(1, 30_000).holding(shared(0).gpu.uuid, Placement(0, 1), 30_512), woken=NOW - 1, wakes=1)
+    large, small = job(2, 40_000, waits_s=900), job(3, 10_000, waits_s=800)
+
+    found = wake.keep_places([woken_job, large, small], [shared(0)], SHARING, NOW)
+
+    assert {each.job_id: each.takes_mib for each in found} == {1: 30_512, 2: 0, 3: 10_512}
 
 
 def test_half_of_the_gpus_are_left_to_all_others() -> None:

@@ -8,20 +8,21 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
-from gres_mig import service
 from gres_mig.answers import emit
 from gres_mig.cli import Node, json_option, pass_node
-from gres_mig.commands import boot_unit
+from gres_mig.commands import boot_unit, node_files
 from gres_mig.commands.doctor import told
 from gres_mig.errors import BadRequest, NotPermitted
 from gres_mig.models import Settings
+from gres_mig.service import systemd
 from gres_mig.values import replace
 from gres_mig_slurm import check as checks
-from gres_mig_slurm import conf_lines, files, profiles, sizes_file
+from gres_mig_slurm import conf_lines, files, gate_lines, handover, profiles, sizes_file
 from gres_mig_slurm import setup as planning
 from gres_mig_slurm.conf_lines import Conf
 from gres_mig_slurm.files import File
@@ -70,7 +71,7 @@ def setup(
     parts = []
     if node_part or not controller_part:
         if write:
-            planning.refuse_others_python(place)
+            planning.refuse_what_others_can_change(place, conf)
         parts.append(planning.for_node(place, conf, _units(node, settings)))
     if controller_part or not node_part:
         like = nodes or _nodes_like_this(conf)
@@ -128,7 +129,7 @@ def sizes(node: Node, write: bool, other: str | None, nodes: str | None, slurm_c
         return
     if os.geteuid() != 0:
         raise NotPermitted("slurm profiles --write needs root", hint="see them without --write")
-    known = planning.known_sizes(path)
+    known = replace(planning.known_sizes(path), placeholders=gate_lines.placeholders(conf))
     for kind in added:
         known = sizes_file.merged(known, planning.with_known_nodes(kind, known))
     file = files.planned(path, sizes_file.render(known), mode=0o644)
@@ -145,7 +146,7 @@ def _place(settings: Settings, conf: Conf) -> Place:
         python=os.path.abspath(sys.executable),
         config=settings.config_path,
         state=os.path.join(settings.state_dir, "state.json"),
-        handover=os.path.join(settings.run_dir, "slurm"),
+        handover=handover.folder_of(settings),
         scontrol=shutil.which("scontrol") or "",
     )
 
@@ -160,7 +161,7 @@ def _nodes_like_this(conf: Conf) -> str:
 
 def _kind(settings: Settings, place: Place, nodes: str) -> NodeType | None:
     """What the nodes are that are set up: this one's type, on a controller without GPUs the only one it knows."""
-    if settings.managed:
+    if settings.manages_any:
         return profiles.of_this_node(settings, nodes=nodes)
     types = planning.known_sizes(os.path.join(place.etc, sizes_file.FILE_NAME)).types
     return replace(types[0], nodes=nodes or types[0].nodes) if len(types) == 1 else None
@@ -168,15 +169,25 @@ def _kind(settings: Settings, place: Place, nodes: str) -> NodeType | None:
 
 def _units(node: Node, settings: Settings) -> dict[str, str]:
     """The units of this node; a rehearsal on a simulated one leaves this machine's systemd alone."""
-    if not settings.managed:
+    if not settings.manages_any:
         return {}
     folder = os.path.join(settings.simulator, "systemd") if settings.simulator else boot_unit.FOLDER
     options = ["--node", settings.simulator] if node.folder is not None else []
     options += [] if node.config_file is None else ["--config", settings.config_path]
+    unit = os.path.join(folder, systemd.NAME)
     return {
         os.path.join(folder, boot_unit.NAME): boot_unit.render(options),
-        os.path.join(folder, "gres-mig.service"): service.unit(boot_unit.command_line(*options, "serve")),
+        unit: node_files.service_unit(settings, options, socket=_serves_notebooks(unit)),
     }
+
+
+def _serves_notebooks(unit: str) -> bool:
+    """Whether `gres-mig setup --service` gave this node a socket; Slurm alone needs none, and users shall not go round
+    it."""
+    try:
+        return "--no-socket" not in Path(unit).read_text(encoding="utf-8")
+    except OSError:
+        return False
 
 
 def _next_steps(plan: Plan, settings: Settings, *, written: bool) -> Iterator[str]:
@@ -237,6 +248,7 @@ def _plain(types: tuple[NodeType, ...]) -> dict[str, Any]:
                         "model": board.model,
                         "gpus": board.gpus,
                         "whole_mib": board.whole_mib,
+                        "slice_overhead_mib": board.slice_overhead_mib if board.slice_overhead_mib >= 0 else None,
                         "profiles": [
                             {"name": p.name, "memory_mib": p.memory_mib, "price_mib": p.price_mib, "by_size": p.by_size}
                             for p in board.profiles

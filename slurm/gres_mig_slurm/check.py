@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from gres_mig.doctor import Finding
 from gres_mig.errors import GresMigError
 from gres_mig.models import Settings
-from gres_mig_slurm import check_counts, check_files, conf_lines, running, wanted
+from gres_mig_slurm import check_chain, check_counts, check_files, conf_lines, running, wanted
 from gres_mig_slurm.running import Cluster
 
 
@@ -27,6 +27,7 @@ def findings(conf_path: str, settings: Settings, node: str = "") -> Iterator[Fin
     yield from _requeue(cluster)
     yield from check_files.hooks(cluster)
     yield from check_files.submit_script(cluster)
+    yield from check_chain.submit_script(cluster)
     yield from check_files.gres_conf(gres)
     yield from check_counts.counts(cluster)
     yield from check_counts.this_node(cluster, gres, settings)

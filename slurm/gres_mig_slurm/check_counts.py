@@ -10,7 +10,7 @@ from gres_mig.deadline import operate
 from gres_mig.doctor import Finding
 from gres_mig.errors import GresMigError
 from gres_mig.models import Settings
-from gres_mig_slurm import check_files, conf_lines, profiles, setup, sizes_file, wanted
+from gres_mig_slurm import check_gates, check_split, conf_lines, gate_lines, profiles, setup, sizes_file, wanted
 from gres_mig_slurm.conf_lines import Conf
 from gres_mig_slurm.profiles import NodeType
 from gres_mig_slurm.running import Cluster
@@ -21,7 +21,7 @@ def counts(cluster: Cluster) -> Iterator[Finding]:
     counted = {
         name: mib
         for name, node in cluster.nodes.items()
-        if (mib := wanted.counted_mib(node.get("Gres", ""))) is not None
+        if not gate_lines.is_placeholder(name) and (mib := wanted.counted_mib(node.get("Gres", ""))) is not None
     }
     if not counted:
         yield Finding("counts", "problem", "no node of this cluster has migmem", "run: gres-mig slurm setup --write")
@@ -47,7 +47,8 @@ def counts(cluster: Cluster) -> Iterator[Finding]:
         if mib not in known and name != cluster.here:
             text = f"{name} counts {mib:,} MiB, as no type of node in {sizes_file.FILE_NAME} does"
             yield Finding("counts", "warning", text, f"on {name} run: gres-mig slurm check")
-    yield Finding("counts", "ok", f"{len(counted)} of {len(cluster.nodes)} nodes have migmem")
+    real = sum(not gate_lines.is_placeholder(name) for name in cluster.nodes)
+    yield Finding("counts", "ok", f"{len(counted)} of {real} nodes have migmem")
 
 
 def this_node(cluster: Cluster, gres: Conf, settings: Settings) -> Iterator[Finding]:
@@ -57,14 +58,14 @@ def this_node(cluster: Cluster, gres: Conf, settings: Settings) -> Iterator[Find
         return
     now = cluster.nodes[here].get("Gres", "")
     mib = wanted.counted_mib(now)
-    if not settings.managed:
+    if not settings.manages_any:
         if mib is not None:
             text = f"{here} counts {mib:,} MiB, but none of its GPUs is managed"
             yield Finding("this node", "problem", text, "run: gres-mig setup --write")
         return
     try:
-        gpus = operate(settings, lambda allocator: allocator.look())
-        mine = profiles.node_type(gpus, settings)
+        mine = profiles.of_this_node(settings)
+        gpus = operate(settings, lambda allocator: allocator.look(everything=True))
     except GresMigError as error:
         yield Finding("this node", "problem", error.message, error.hint)
         return
@@ -81,12 +82,15 @@ def this_node(cluster: Cluster, gres: Conf, settings: Settings) -> Iterator[Find
         gres_now = (line.get("Gres") if line else None) or now
         todo = f"{line.where if line else cluster.conf.path}: Gres={wanted.node_gres(gres_now, mine.count_mib)}"
         yield Finding("this node", "problem", text, todo)
-    if types is not None and not any(kind.boards == mine.boards for kind in types):
-        text = f"{_sizes(cluster)} has no node like this one ({mine.name})"
+    if types is not None and not any((kind.boards, kind.admission) == (mine.boards, mine.admission) for kind in types):
+        text = f"{_sizes(cluster)} has no node like this one ({mine.name}, admission by {mine.admission})"
         yield Finding("sizes", "problem", text, "run: gres-mig slurm profiles --write")
     elif types is not None:
         yield Finding("sizes", "ok", _sizes(cluster))
-    yield from check_files.gpus_counted_twice(gres, here, [gpu for gpu in gpus if settings.manages(gpu)])
+    if mine.admission == "gates":
+        yield from check_gates.gates(cluster, mine)
+    cgroup = conf_lines.read(os.path.join(cluster.etc, "cgroup.conf"), lenient=True)
+    yield from check_split.split(cluster.conf, gres, cgroup, here, settings, gpus)
 
 
 def _sizes(cluster: Cluster) -> str:

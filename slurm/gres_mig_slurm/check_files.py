@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import stat
 import subprocess
@@ -13,9 +12,8 @@ from functools import partial
 
 from gres_mig import __version__
 from gres_mig.doctor import Finding
-from gres_mig.models import Gpu
-from gres_mig_slurm import conf_lines, setup, trust, wanted
-from gres_mig_slurm.conf_lines import Conf, Line
+from gres_mig_slurm import check_chain, setup, trust, wanted
+from gres_mig_slurm.conf_lines import Conf
 from gres_mig_slurm.running import Cluster
 
 _SETUP = "run: gres-mig slurm setup --write"
@@ -31,7 +29,9 @@ _HANDOVER = "/run/gres-mig/slurm"
 def hooks(cluster: Cluster) -> Iterator[Finding]:
     """The hooks that slurm.conf names are ours, whole, of this version, and root's alone to change."""
     wrong = list(_unlike(cluster))
-    yield from wrong
+    told = {each.todo for each in wrong if each.check == "hooks"}
+    # Who can change our folder can change a site's program in it: that is one thing wrong.
+    yield from (each for each in wrong if each.check == "hooks" or each.todo not in told)
     if not wrong:
         yield Finding("hooks", "ok", os.path.dirname(_hook(cluster, "Prolog")))
 
@@ -75,6 +75,7 @@ def _always(value: str, _: str) -> str:
 def _interpreter(path: str) -> Iterator[Finding]:
     yield from _root_alone(path)
     given = setup.assigned(path)
+    yield from check_chain.programs(path)
     python = given.get("PYTHON", "")
     if not os.access(python, os.X_OK):
         yield Finding("hooks", "problem", f"{path} names no Python that runs ({python or 'none'})", _SETUP)
@@ -85,11 +86,6 @@ def _interpreter(path: str) -> Iterator[Finding]:
     # One that others can change is not run by root here either.
     if not others:
         yield from _installed(python, any_python=any_python)
-    for key in ("PROLOG_CHAIN", "EPILOG_CHAIN", "TASK_PROLOG_CHAIN"):
-        program = given.get(key)
-        if program and not os.access(program, os.X_OK):
-            text = f"{key} in {path} is no program: {program}"
-            yield Finding("hooks", "problem", text, f"correct it, or take the line out of {path}")
 
 
 def _installed(python: str, *, any_python: bool) -> Iterator[Finding]:
@@ -136,33 +132,27 @@ def _closed(*paths: str) -> Iterator[Finding]:
                 yield Finding("hooks", "problem", text, f"run: chmod a+x {shlex.quote(folder)}")
 
 
-def submit_script(cluster: Cluster) -> Iterator[Finding]:
+def submit_script(cluster: Cluster, name: str = setup.LUA) -> Iterator[Finding]:
     """The script beside slurm.conf is ours; slurmctld alone reads it, so that elsewhere it need not be there."""
-    path = os.path.join(cluster.etc, setup.LUA)
+    path = os.path.join(cluster.etc, name)
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             script = file.read()
     except OSError as error:
         if cluster.is_controller:
-            yield Finding("job_submit.lua", "problem", f"{path}: {error.strerror}", _SETUP)
+            yield Finding(name, "problem", f"{path}: {error.strerror}", _SETUP)
         return
     if not setup.is_ours(script):
-        yield Finding("job_submit.lua", "problem", f"{path} is not gres-mig's; the site's own is kept", _SETUP)
-    elif script != setup.packaged(setup.LUA):
-        yield Finding("job_submit.lua", "problem", f"{path} is of another version of gres-mig", _SETUP)
+        yield Finding(name, "problem", f"{path} is not gres-mig's; the site's own is kept", _SETUP)
+    elif script != setup.packaged(name):
+        yield Finding(name, "problem", f"{path} is of another version of gres-mig", _SETUP)
     else:
-        yield Finding("job_submit.lua", "ok", path)
+        yield Finding(name, "ok", path)
 
 
 def gres_conf(gres: Conf) -> Iterator[Finding]:
-    """It counts migmem, and does not go looking for GPUs by itself."""
+    """It counts migmem, and nothing but counts it."""
     found = False
-    for line in gres.lines:
-        value = line.get("AutoDetect")
-        if value and value.lower() != "off":
-            found = True
-            text = f"{line.where} has AutoDetect={value}: MIG instances that come and go would be counted as gres/gpu"
-            yield Finding("gres.conf", "problem", text, f"{line.where}: {line.with_value('AutoDetect', 'off').strip()}")
     ours = [line for line in gres.lines if (line.get("Name") or "").lower() == "migmem"]
     if not ours:
         found = True
@@ -175,29 +165,3 @@ def gres_conf(gres: Conf) -> Iterator[Finding]:
             yield Finding("gres.conf", "problem", text, f"{line.where}: {wanted.COUNT_ONLY}")
     if not found:
         yield Finding("gres.conf", "ok", gres.path)
-
-
-def gpus_counted_twice(gres: Conf, node: str, managed: Iterable[Gpu]) -> Iterator[Finding]:
-    """No GPU whose memory is migmem is a gres/gpu as well: one job would have the whole of it, and others its parts."""
-    minors = {gpu.minor: gpu for gpu in managed}
-    for line in gres.lines:
-        if (line.get("Name") or "").lower() not in ("gpu", "shard", "mps") or not _is_of(line, node):
-            continue
-        both = sorted(minor for minor in _minors(line.get("File") or "") if minor in minors)
-        for minor in both:
-            gpu = minors[minor]
-            text = f"{line.where} gives out /dev/nvidia{minor}, which is GPU {gpu.index} ({gpu.uuid}) and managed"
-            todo = f"take /dev/nvidia{minor} out of that line, or {gpu.uuid} out of gpus in gres-mig's configuration"
-            yield Finding("gres.conf", "problem", text, todo)
-
-
-def _is_of(line: Line, node: str) -> bool:
-    named = line.get("NodeName")
-    return named is None or node in conf_lines.hosts(named)
-
-
-def _minors(files: str) -> Iterator[int]:
-    for name in conf_lines.hosts(files):
-        found = re.fullmatch(r".*/nvidia(\d+)", name)
-        if found:
-            yield int(found[1])

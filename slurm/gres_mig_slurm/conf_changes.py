@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from gres_mig_slurm import conf_lines, wanted
+from gres_mig_slurm import conf_lines, gate_lines, wanted
 from gres_mig_slurm.conf_lines import Conf, Line
 from gres_mig_slurm.profiles import NodeType
 
@@ -39,6 +39,9 @@ def slurm_conf(conf: Conf, hooks: str, nodes: Sequence[str], kind: NodeType | No
         elif not wanted.is_same(line.get(key) or "", value):
             changes[line] = line.with_value(key, value)
     more, decide = _node_lines(conf, nodes, kind) if kind else ({}, [])
+    if kind and kind.admission == "gates":
+        gates = gate_lines.plan(conf, nodes, kind, more)
+        more, added, decide = dict(gates.changes), [*added, *gates.added], [*decide, *gates.decide]
     texts = conf_lines.changed(conf, {**changes, **more})
     texts[conf.path] = _with_block(texts[conf.path], added)
     return texts, decide

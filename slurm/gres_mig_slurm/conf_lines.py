@@ -12,10 +12,15 @@ from gres_mig.values import Value
 PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 """Where slurm.conf is, and where slurmd keeps what a controller sent to a node without one."""
 
+# As the daemons of 22.05.8 read a line, asked what they made of each of these; Slurm's manual says less.
 _PAIR = re.compile(r'([A-Za-z0-9_.]+)[ \t]*[-+*/]?=[ \t]*("[^"]*"|[^\s"]\S*)')
-"""As Slurm's own parse_config.c reads a line."""
-_COMMENT = re.compile(r"(?<!\\)#")
-_MOST_FILES = 64
+_COMMENT = re.compile(r"(?<!\\)((?:\\\\)*)#.*")
+"""A comment ends with its row, whatever the row ends with: no backslash in it continues anything."""
+_CONTINUED = re.compile(r"(?<!\\)((?:\\\\)*)\\\s*$")
+_ESCAPE = re.compile(r"\\(.)")
+_INCLUDE = re.compile(r"(?i)\s*include\s+(\S+)")
+_VALUE = r'"[^"]*"|(?:\\[ \t]*\n(?=\S)|(?!\\[ \t]*\n)\S)+'
+"""As it is written, over the end of a row where it goes on in the next."""
 
 
 class Line(Value):
@@ -46,8 +51,8 @@ class Line(Value):
     def with_value(self, key: str, value: str) -> str:
         """As it is written, but with that value; the key is added where the line has it not."""
         found = _COMMENT.search(self.raw)
-        body, comment = (self.raw[: found.start()], self.raw[found.start() :]) if found else (self.raw, "")
-        pattern = re.compile(rf"(?i)(?<![\w.])({re.escape(key)}[ \t]*[-+*/]?=[ \t]*)(?:\"[^\"]*\"|\S+)")
+        body, comment = (self.raw[: found.end(1)], self.raw[found.end(1) :]) if found else (self.raw, "")
+        pattern = re.compile(rf"(?i)(?<![\w.])({re.escape(key)}[ \t]*[-+*/]?=[ \t]*)(?:{_VALUE})")
         changed, number = pattern.subn(lambda match: match[1] + value, body)
         if number:
             return changed + comment
@@ -81,10 +86,15 @@ def find() -> str:
     return os.environ.get("SLURM_CONF") or next(filter(os.path.exists, PATHS), PATHS[0])
 
 
-def read(path: str) -> Conf:
-    """The file at that path and what it includes; one that is not there is empty."""
+def read(path: str, *, lenient: bool = False) -> Conf:
+    """The file at that path and what it includes; one that is not there is empty.
+
+    `lenient`: so is every other that cannot be read, for who has to go on whatever is wrong with it.
+    """
     texts: dict[str, str] = {}
-    return Conf(path, texts, tuple(_lines(path, texts, needed=False)))
+    lines: list[Line] = []
+    _read((path,), texts, lines, lenient=lenient)
+    return Conf(path, texts, tuple(lines))
 
 
 def changed(conf: Conf, changes: Mapping[Line, str]) -> dict[str, str]:
@@ -137,28 +147,43 @@ def _names(part: str) -> Iterator[str]:
             yield from (f"{before}{number:0{len(first)}d}{end}" for end in _names(after))
 
 
-def _lines(path: str, texts: dict[str, str], *, needed: bool) -> Iterator[Line]:
+def _read(files: tuple[str, ...], texts: dict[str, str], lines: list[Line], *, lenient: bool) -> None:
+    """Add the lines of the last of those files, each of which includes the next, and of what it includes itself."""
+    path = files[-1]
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             texts[path] = file.read()
     except FileNotFoundError:
-        if needed:
+        if len(files) > 1 and not lenient:
             raise ConfigError(f"reading {path}: it is included, but not there") from None
         return
     except OSError as error:
-        raise ConfigError(f"reading {path}: {error.strerror}") from error
-    rows = iter(enumerate(texts[path].splitlines(), 1))
+        if not lenient:
+            raise ConfigError(f"reading {path}: {error.strerror}") from error
+        return
+    for number, raw, text in _joined(texts[path]):
+        if include := _INCLUDE.match(text):
+            included = os.path.join(os.path.dirname(path), include[1].replace("%c", _cluster(lines)))
+            # One that is included again is read again; only what includes itself has no end.
+            if included not in files:
+                _read((*files, included), texts, lines, lenient=lenient)
+        elif pairs := tuple((match[1].lower(), match[2].strip('"')) for match in _PAIR.finditer(text)):
+            lines.append(Line(path, number, raw, pairs))
+
+
+def _joined(text: str) -> Iterator[tuple[int, str, str]]:
+    """Each line: its first row's number, its rows as they are written, and what they say together."""
+    rows = iter(enumerate(text.splitlines(), 1))
     for number, row in rows:
-        raw = row
-        while raw.endswith("\\") and (following := next(rows, None)):
-            raw += f"\n{following[1]}"
-        text = _COMMENT.split(raw.replace("\\\n", ""), maxsplit=1)[0].strip()
-        word, _, rest = text.partition(" ")
-        if word.lower() == "include":
-            included = os.path.join(os.path.dirname(path), rest.strip())
-            if included not in texts and len(texts) < _MOST_FILES:
-                yield from _lines(included, texts, needed=True)
-            continue
-        pairs = tuple((match[1].lower(), match[2].strip('"')) for match in _PAIR.finditer(text))
-        if pairs:
-            yield Line(path, number, raw, pairs)
+        raw, said = row, _COMMENT.sub(r"\1", row)
+        while _CONTINUED.search(said):
+            said = _CONTINUED.sub(r"\1", said)
+            if following := next(rows, None):
+                raw += f"\n{following[1]}"
+                said += _COMMENT.sub(r"\1", following[1])
+        yield number, raw, _ESCAPE.sub(r"\1", said)
+
+
+def _cluster(lines: list[Line]) -> str:
+    """What `%c` in the name of an included file is: the name of the cluster, as it was said before."""
+    return next((line.get("ClusterName") or "" for line in reversed(lines) if line.kind == "clustername"), "").lower()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from gres_mig.errors import NodeFault
 from gres_mig.values import Value
 from gres_mig_slurm import slurm_conf
-from gres_mig_slurm.job import Job
+from gres_mig_slurm.job import FORMAT, Job
 
 LIMIT_S = 3.0
 """For one command; by itself it waits 9 to 18 s for a controller that is down (22.05)."""
@@ -20,7 +20,14 @@ _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _UNKNOWN_JOB = "Invalid job id specified"
 
 # Fields that no user writes, as in `job.FORMAT`.
-_SEEN = "JobID:12|,State:16|,SubmitTime:12|,StartTime:12|,EligibleTime:12|,NodeList:8000|,ArrayJobID:12|"
+_SEEN = (
+    "JobID:12|,State:16|,SubmitTime:12|,StartTime:12|,EligibleTime:12|,NodeList:8000|,ArrayJobID:12|,"
+    "admin_comment:1000|"
+)
+
+_BEGIN = re.compile(r"(?:^|\s)gres-mig:begin:([0-9]{1,12})(?=\s|$)")
+_LONGEST_COMMENT = 900
+"""What is longer may be cut off where it is read, so nothing is written to it."""
 
 # `import pyslurm` ends its process where it finds no slurm.conf, so it has a process of its own, and its interpreter
 # is the admin's: a pyslurm works with one version of Slurm only.
@@ -57,6 +64,16 @@ class Seen(Value):
     """Its begin time, the user's or ours."""
     nodes: str
     """A host list, such as `n[1-3]`; empty while no node is allocated."""
+    admin_comment: str = ""
+
+    @property
+    def given_begin(self) -> int:
+        """The begin time that one of our nodes gave it last; 0: none did. Another one is its user's.
+
+        A job can be delayed on one node after the other, and each wakes it when it has a place.
+        """
+        found = _BEGIN.search(self.admin_comment)
+        return int(found[1]) if found else 0
 
 
 def requeue(job: Job) -> None:
@@ -80,14 +97,15 @@ def delay(job: Job, seconds: int) -> int:
     """
     begin = int(time.time()) + max(seconds, pause_s())
     # As seconds since the epoch: the controller may be in another time zone.
-    _tell("update", f"JobId={job.reference}", f"StartTime=uts{begin}")
+    _tell("update", f"JobId={job.reference}", f"StartTime=uts{begin}", *_marked(job.admin_comment, begin))
     return begin
 
 
-def start_at(reference: str, begin: float) -> int:
+def start_at(reference: str, begin: float, admin_comment: str) -> int:
     """Let a pending job begin as soon as there is room from that time on; the begin time it has now."""
     whole = math.ceil(begin)
-    _tell("update", f"JobId={reference}", f"StartTime=uts{whole}" if begin > time.time() else "StartTime=now")
+    when = f"uts{whole}" if begin > time.time() else "now"
+    _tell("update", f"JobId={reference}", f"StartTime={when}", *_marked(admin_comment, whole))
     return whole
 
 
@@ -146,6 +164,23 @@ def names_of_host(hostname: str) -> frozenset[str]:
     return frozenset(name for name, host in found if _short(host) == _short(hostname))
 
 
+def rows(job_id: int) -> str:
+    """What squeue says of a job and of those it is listed with, for `job.parse`."""
+    return _run("squeue", "--noheader", "--all", "--states=all", f"--jobs={job_id}", f"--Format={FORMAT}")
+
+
+def features(node: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The features that a node may have, and those of them that are active now."""
+    text = shown("node", node)
+    available, active = (re.search(rf"\b{key}Features=(\S*)", text) for key in ("Available", "Active"))
+    return _words(available), _words(active)
+
+
+def activate(node: str, names: Sequence[str]) -> None:
+    """Let exactly these of a node's features be active; jobs that wait for one of them are looked at at once."""
+    _tell("update", f"NodeName={node}", f"ActiveFeatures={','.join(names)}")
+
+
 def shown(*what: str) -> str:
     """What `scontrol show` says of something, one thing a line."""
     return _run("scontrol", "-o", "show", *what)
@@ -199,13 +234,24 @@ def _row(line: str) -> Seen | None:
     if len(fields) < 6 or not fields[0].isdigit():
         return None
     submitted, started, eligible = (int(field) if field.isdigit() else 0 for field in fields[2:5])
-    return Seen(int(fields[0]), fields[1].upper(), submitted, started, eligible, fields[5])
+    comment = "|".join(fields[7:]).rstrip("| ")
+    return Seen(int(fields[0]), fields[1].upper(), submitted, started, eligible, fields[5], comment)
+
+
+def _words(found: re.Match[str] | None) -> tuple[str, ...]:
+    return tuple(word for word in (found[1] if found else "").split(",") if word not in ("", "(null)"))
 
 
 def _array_of(line: str) -> int:
     """The array of which that row is a task; 0 where it says nothing of one."""
     fields = [field.strip() for field in line.split("|")]
     return int(fields[6]) if len(fields) > 6 and fields[0].isdigit() and fields[6].isdigit() else 0
+
+
+def _marked(comment: str, begin: int) -> tuple[str, ...]:
+    """What says to all our nodes, in words that no user can write, that this begin time is no user's."""
+    text = f"{_BEGIN.sub('', comment)} gres-mig:begin:{begin}".strip()
+    return (f"AdminComment={text}",) if len(text) < _LONGEST_COMMENT else ()
 
 
 def _tell(*words: str) -> None:

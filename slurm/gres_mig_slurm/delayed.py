@@ -19,6 +19,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+PATIENCE_S = 30.0
+"""How long a place is kept for a job that was woken: the scheduler's next pass may be that far away."""
+
+MOST_WAKES = 3
+"""Who did not begin after so many waits for something else than a place: nothing is kept for it any more."""
+
 _MOST = 4096
 """The oldest go first; the controller tries a forgotten one again by itself."""
 
@@ -45,24 +51,31 @@ class Delayed(Value):
     start: int = 0
     size: int = 0
     """The place that is kept free for it; none without a GPU."""
+    takes_mib: int = 0
+    """The memory that is kept there for a slice."""
+    isolation: str = ""
+    gated: bool = False
+    """It begins by itself once this node says that it has a place; woken only for one that is kept for it."""
 
     @property
     def request(self) -> Request:
         """What it asked for."""
-        return Request(self.memory_mib, self.profile)
+        return Request(self.memory_mib, self.profile, isolation=self.isolation)
 
     @property
     def held(self) -> Held | None:
         """The place kept free for it."""
-        return Held(self.gpu_uuid, Placement(self.start, self.size), self.owner) if self.gpu_uuid else None
+        if not self.gpu_uuid:
+            return None
+        return Held(self.gpu_uuid, Placement(self.start, self.size), self.owner, self.takes_mib)
 
-    def holding(self, gpu_uuid: str, place: Placement) -> Delayed:
+    def holding(self, gpu_uuid: str, place: Placement, takes_mib: int = 0) -> Delayed:
         """The same job with that place kept free for it."""
-        return replace(self, gpu_uuid=gpu_uuid, start=place.start, size=place.size)
+        return replace(self, gpu_uuid=gpu_uuid, start=place.start, size=place.size, takes_mib=takes_mib)
 
     def holding_nothing(self) -> Delayed:
         """The same job without a place."""
-        return replace(self, gpu_uuid="", start=0, size=0)
+        return replace(self, gpu_uuid="", start=0, size=0, takes_mib=0)
 
 
 class Waiting:

@@ -25,8 +25,8 @@ def clean_up(mine: Hook) -> int:
     except Exception as error:  # noqa: BLE001 - whatever it was, nobody knows whether the job's end was recorded
         hook.tell_fault(mine, hook.as_fault(error))
         return hook.NODE_FAULT
-    if delayed.is_any(settings):
-        _wake(settings)
+    if delayed.is_any(settings) or settings.admission == "gates":
+        _tell_others(mine, settings)
     return 0
 
 
@@ -52,12 +52,14 @@ def _recorded(mine: Hook, settings: Settings) -> bool:
     return state.ended(mine.owner()) >= mine.begin
 
 
-def _wake(settings: Settings) -> None:
-    # An import that is paid only where a job waits.
+def _tell_others(mine: Hook, settings: Settings) -> None:
+    # An import that is paid only where a job may wait.
     from gres_mig_slurm import wake
 
     try:
-        hook.within_limit(lambda: wake.after_release(settings), hook.TELL_S)
+        # Before Slurm counts this job's share as free, so that nobody is let in by that alone.
+        hook.within_limit(lambda: wake.after_release(settings, mine.node), hook.TELL_S)
+        hook.within_limit(lambda: wake.put_off(settings, mine.job_id), hook.TELL_S)
     except Exception as error:  # noqa: BLE001 - what this job had is given back; the others begin by themselves later
         log.warning("delayed jobs are not woken now: %s", hook.as_fault(error))
 

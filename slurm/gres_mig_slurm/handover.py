@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 
-from gres_mig import answers
+from gres_mig import answers, log
 from gres_mig.errors import StateError
 from gres_mig.files import make_folder
-from gres_mig.models import Allocation
+from gres_mig.models import Allocation, Settings
 from gres_mig.sizes import format_mib
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gres_mig_slurm.liveness import Liveness
+
 MAX_TEXT = 400
+
+_NAME = r"\.?([1-9][0-9]{0,9})\..+"
+"""A hand-over, or with a dot before it what a prolog left that was killed while it wrote one; no hook compiles it."""
 
 
 def given(allocation: Allocation, *, told_by: str) -> tuple[str, ...]:
@@ -20,12 +29,12 @@ def given(allocation: Allocation, *, told_by: str) -> tuple[str, ...]:
         f"on {allocation.gpu_uuid}"
     )
     variables = (f"{name}={value}" for name, value in answers.environment(allocation).items())
-    return "STATE=given", f"TOLD_BY={told_by}", f"TEXT={text}", *variables
+    return "STATE=given", f"TOLD_BY={told_by}", _text(text), *variables
 
 
 def failed(text: str) -> tuple[str, ...]:
     """No task of this run starts; each says why."""
-    return "STATE=failed", f"TEXT={text}"
+    return "STATE=failed", _text(text)
 
 
 def unknown() -> tuple[str, ...]:
@@ -36,6 +45,11 @@ def unknown() -> tuple[str, ...]:
 def none() -> tuple[str, ...]:
     """Nothing was asked for."""
     return ("STATE=none",)
+
+
+def folder_of(settings: Settings) -> str:
+    """Where the hand-overs of a node are."""
+    return os.path.join(settings.run_dir, "slurm")
 
 
 def path(folder: str, job_id: int, node: str) -> str:
@@ -74,6 +88,50 @@ def remove(folder: str, job_id: int, node: str) -> None:
         raise StateError(f"removing {file}: {error.strerror}") from error
 
 
+def sweep(settings: Settings, liveness: Liveness) -> None:
+    """Take away those of jobs that are over and whose epilog never came: their node died, or has none.
+
+    Never one of a job that lives, begins or waits to run again, nor while nobody knows.
+    """
+    for file, before, job_id in _found(folder_of(settings)):
+        # Of a young one the controller may not know yet that it began, or after a cold start that there is such a job.
+        if time.time() - before.st_mtime >= settings.young_s and liveness.is_over(job_id):
+            _unlink_same(file, before)
+
+
+def _found(folder: str) -> list[tuple[str, os.stat_result, int]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [
+                (entry.path, entry.stat(follow_symlinks=False), int(match[1]))
+                for entry in entries
+                if (match := re.fullmatch(_NAME, entry.name))
+            ]
+    except FileNotFoundError:
+        # No job has begun since the boot, or one's epilog was quicker; then the next pass finds the others.
+        return []
+    except OSError as error:
+        raise StateError(f"looking through {folder}: {error.strerror}") from error
+
+
+def _unlink_same(file: str, before: os.stat_result) -> None:
+    """Unless a prolog has written it anew since: its admin can requeue a job that is over."""
+    try:
+        now = os.stat(file, follow_symlinks=False)
+        if (now.st_ino, now.st_mtime_ns) == (before.st_ino, before.st_mtime_ns):
+            os.unlink(file)
+            log.info("removed %s, for its job is over and had no epilog here", file)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StateError(f"removing {file}: {error.strerror}") from error
+
+
 def _plain(line: str) -> str:
     """One line of printable text, since a shell reads it and Slurm prints it."""
-    return "".join(c if c.isprintable() else " " for c in line)[:MAX_TEXT]
+    return "".join(c if c.isprintable() else " " for c in line)
+
+
+def _text(text: str) -> str:
+    # Slurm cuts off what a task prolog says where its buffer ends; a variable that is cut off means something else.
+    return f"TEXT={text}"[:MAX_TEXT]

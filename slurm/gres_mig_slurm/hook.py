@@ -29,7 +29,7 @@ WORK_S = 25.0
 controller after it, a hook is over within 45 s."""
 
 TELL_S = 12.0
-"""Most time for an epilog to wake others when its own work is done."""
+"""Most time for telling others, when a hook's own work is done."""
 
 LOCK_WAIT_S = 15.0
 """Most time for GPUs on which others make or destroy instances; a shorter `lock_wait` counts."""
@@ -90,7 +90,12 @@ def run(name: str, hook: Callable[[], int]) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - the edge of a process
         as_fault(error)
         sys.exit(FAILED)
-    sys.exit(code)
+    # Who reads that may be gone, and nothing here depends on it.
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # To take the interpreter down tidily would make every job wait for it, twice.
+    os._exit(code)
 
 
 def as_fault(error: Exception) -> NodeFault:
@@ -116,6 +121,27 @@ def within_limit(work: Callable[[], T], limit_s: float = WORK_S) -> T:
         return work()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def apart(work: Callable[[], None]) -> None:
+    """Do that in a process of its own, for which no job waits; where there can be none, it is not done."""
+    try:
+        if os.fork():
+            return
+    except OSError as error:
+        log.warning("no further process can be made: %s", error.strerror)
+        return
+    try:
+        # slurmd ends a hook's process group with the hook, and waits until nobody has its output open.
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        within_limit(work, TELL_S)
+    except Exception as error:  # noqa: BLE001 - the edge of a process
+        log.warning("%s", as_fault(error))
+    finally:
+        os._exit(0)
 
 
 def tell_fault(hook: Hook, error: NodeFault) -> bool:

@@ -23,6 +23,7 @@ FORMAT = (
 _NONE = frozenset({"", "N/A", "(null)", "None"})
 _ENTRY = re.compile(r"(?:gres[:/])?migmem(?:[:=](.*))?")
 _COUNT = re.compile(r"([0-9]{1,15})([kKmMgGtTpP]?)")
+_GATED = re.compile(r"(?:^|\s)gres-mig:1:\S+ gres-mig:gated(?:\s|$)")
 _ORIGINAL = re.compile(r"(?:^|\s)gres-mig:1:(\S+)")
 
 
@@ -54,6 +55,11 @@ class Job(Value):
         """What names this job alone: the id of an array's last task is the id of the whole array."""
         return f"{self.array_job_id}_{self.array_task_id}" if self.array_task_id else str(self.job_id)
 
+    @property
+    def gated(self) -> bool:
+        """The submit plugin lets it begin only on nodes that say that they have a place for it."""
+        return _GATED.search(self.admin_comment) is not None
+
     def __str__(self) -> str:
         return f"job {self.reference}"
 
@@ -80,14 +86,15 @@ def request(job: Job) -> Request | None:
         return None
     original = _ORIGINAL.search(job.admin_comment)
     text = original[1] if original else counted
-    memory_mib = _mib(text)
+    isolation, _, size = text.rpartition(":")
+    memory_mib = _mib(size) if isolation in ("", "mig") else None
     if memory_mib == 0:
         return None
     if job.het_job_id:
         raise BadRequest("a heterogeneous job cannot have migmem", hint="submit its components as jobs of their own")
     if memory_mib is None and not original:
         raise BadRequest(f"migmem:{reprlib.repr(text)[1:-1]} is no size", hint="write MiB, such as --gres=migmem:8000")
-    return Request(0, profile=text) if memory_mib is None else Request(memory_mib)
+    return Request(0, profile=text) if memory_mib is None else Request(memory_mib, isolation=isolation)
 
 
 def _job(fields: list[str]) -> Job:

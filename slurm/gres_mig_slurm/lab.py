@@ -69,7 +69,10 @@ class Lab(Daemons):
     ) -> subprocess.CompletedProcess[str]:
         """A client command as a user, to its end."""
         given = {**self._defaults(user), **more}
-        found = subprocess.run(command, check=False, text=True, capture_output=True, timeout=within, **given)
+        # A job's name, say, is any bytes.
+        found = subprocess.run(
+            command, check=False, text=True, errors="replace", capture_output=True, timeout=within, **given
+        )
         if check and found.returncode != 0:
             said = f"{found.stdout}{found.stderr}".strip()
             raise NodeFault(f"{' '.join(command)} ended with {found.returncode}: {said}", code="INTERNAL")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 
 from gres_mig import log, machine
 from gres_mig.models import Record
@@ -45,16 +46,24 @@ class Liveness:
     def alive(self, record: Record) -> bool | None:
         """Whether the record's owner, `slurm:CLUSTER:JOBID`, lives on this node; None is unknown."""
         job_id = int(record.owner.name.rpartition(":")[2])
+        return self._lives(job_id, lambda job: self._runs_here(job, record))
+
+    def is_over(self, job_id: int) -> bool:
+        """Whether a job has ended for good, wherever it was: one that waits, even to run again, has not."""
+        return self._lives(job_id, lambda job: job.state not in _ENDED) is False
+
+    def _lives(self, job_id: int, judge: Callable[[Seen], bool]) -> bool | None:
+        """What the step daemons say, else `judge` of what the controller says; None where nobody knows."""
         stepd = self._has_stepd(job_id)
         if stepd is not False or self._silent:
             return True if stepd else None
         try:
             job = controller.seen(job_id, pyslurm=self._pyslurm)
-            return job is not None and self._runs_here(job, record)
+            return job is not None and judge(job)
         except (Unreachable, Refused) as error:
             # Whoever waits for a controller that is down waits once.
             self._silent = True
-            log.warning("whether %s lives is not known: %s", record.owner, error)
+            log.warning("whether job %d lives is not known: %s", job_id, error)
             return None
 
     def _has_stepd(self, job_id: int) -> bool | None:

@@ -9,7 +9,7 @@ from gres_mig import log, machine
 from gres_mig.deadline import operate
 from gres_mig.errors import Fault, GresMigError, NodeFault
 from gres_mig.making import Ended
-from gres_mig.models import Allocation, Request
+from gres_mig.models import Allocation, Request, Settings
 from gres_mig.state import Store
 from gres_mig_slurm import delayed, handover, hook
 from gres_mig_slurm import job as jobs
@@ -76,6 +76,7 @@ def _allocate(mine: Hook, job: Job, wanted: Request) -> Allocation:
 
     allocation = hook.within_limit(lambda: operate(settings, work, held=delayed.held(settings)))
     delayed.forget(settings, job.job_id)
+    _publish(mine, settings)
     return allocation
 
 
@@ -114,19 +115,44 @@ def _put_back(mine: Hook, job: Job, why: str, wanted: Request | None = None) -> 
             log.info("%s on %s is cancelled: %s", job, mine.node, why)
             return True
         controller.requeue(job)
-        begin = controller.delay(job, delay_s(job))
+        # Behind a gate it begins once a node says that it has a place, this one or another.
+        begin = controller.delay(job, SHORTEST_DELAY_S if wanted and job.gated else delay_s(job))
         log.info("%s on %s is tried again in %.0f s: %s", job, mine.node, begin - time.time(), why)
         if wanted:
-            owner = str(mine.owner())
-            waiting = Delayed(
-                job.job_id, job.reference, owner, wanted.memory_mib, wanted.profile, first=time.time(), begin=begin
-            )
-            delayed.put_back(mine.settings(), waiting)
+            _remember(mine, job, wanted, begin)
     except GresMigError as error:
         # Its tasks, if it has any yet, fail with the text of the hand-over.
         log.warning("%s on %s was not put back: %s", job, mine.node, error)
         return not isinstance(error, controller.Refused)
     return True
+
+
+def _remember(mine: Hook, job: Job, wanted: Request, begin: int) -> None:
+    settings, owner, since = mine.settings(), str(mine.owner()), time.time()
+    gated = job.gated and settings.admission == "gates"
+    if gated:
+        from gres_mig_slurm import gates
+
+        since = min(since, max(job.submitted, gates.closed_since(settings, wanted)))
+    waiting = Delayed(
+        job.job_id, job.reference, owner, wanted.memory_mib, wanted.profile, first=since, begin=begin,
+        isolation=wanted.isolation, gated=gated,
+    )  # fmt: skip
+    delayed.put_back(settings, waiting)
+    # The controller may know of gates that are open what was so before it was restarted.
+    _publish(mine, settings, anew=True)
+
+
+def _publish(mine: Hook, settings: Settings, *, anew: bool = False) -> None:
+    """Say for which sizes this node has a place now; no job waits for that."""
+
+    def tell() -> None:
+        from gres_mig_slurm import gates
+
+        gates.publish(settings, mine.node, anew=anew)
+
+    if settings.admission == "gates":
+        hook.apart(tell)
 
 
 if __name__ == "__main__":

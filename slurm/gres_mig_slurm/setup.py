@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shlex
@@ -10,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import gres_mig
 from gres_mig.errors import ConfigError
 from gres_mig.values import Value, replace
-from gres_mig_slurm import conf_changes, conf_lines, sizes_file, trust, wanted
+from gres_mig_slurm import conf_changes, conf_lines, gate_lines, sizes_file, trust, wanted
 from gres_mig_slurm.conf_lines import Conf
 from gres_mig_slurm.files import File, planned
 from gres_mig_slurm.profiles import NodeType, Sizes
 
-LUA, SITE_LUA = "job_submit.lua", "job_submit.site.lua"
+LUA, SITE_LUA, GATES_LUA = "job_submit.lua", "job_submit.site.lua", "job_submit.gates.lua"
 ANY_PYTHON = "ANY_PYTHON"
 """In gres-mig.env of a rehearsal: whoever may change its Python is of no account."""
 
@@ -76,14 +77,17 @@ def for_node(place: Place, conf: Conf, units: Mapping[str, str]) -> Plan:
     """What every node needs, one without GPUs too: slurm.conf names its hooks for all of them."""
     files = list(_hooks(place, conf))
     files += [planned(path, text, mode=0o644) for path, text in units.items()]
-    flaws = () if place.any_python else trust.flaws(*_run_by(place))
+    flaws = [] if place.any_python else list(trust.flaws(*_run_by(place)))
+    flaws += [flaw for _, flaw in _flaws_of_chains(place, conf)]
     return Plan(tuple(files), tuple(f"{flaw.text}; {flaw.todo}" for flaw in flaws))
 
 
-def refuse_others_python(place: Place) -> None:
-    """Raise where somebody else than root could change what the hooks of that plan run as root."""
+def refuse_what_others_can_change(place: Place, conf: Conf) -> None:
+    """Raise where somebody else than root could change what the hooks of that plan run."""
     if not place.any_python:
         trust.require(*_run_by(place))
+    for program, flaw in _flaws_of_chains(place, conf):
+        raise ConfigError(f"the hooks would run the site's own {program}, but {flaw.text}", hint=flaw.todo)
 
 
 def for_controller(place: Place, conf: Conf, nodes: Sequence[str], kind: NodeType | None, *, edit: bool) -> Plan:
@@ -104,8 +108,12 @@ def for_controller(place: Place, conf: Conf, nodes: Sequence[str], kind: NodeTyp
     if kind is not None:
         path = os.path.join(place.etc, sizes_file.FILE_NAME)
         known = known_sizes(path)
-        text = sizes_file.render(sizes_file.merged(known, with_known_nodes(kind, known)))
-        files.append(planned(path, text, mode=0o644))
+        # Of a type that is new to this file there are as many as are written for it.
+        known = replace(known, placeholders=gate_lines.placeholders(conf) or gate_lines.USUAL)
+        known = sizes_file.merged(known, with_known_nodes(kind, known))
+        files.append(planned(path, sizes_file.render(known), mode=0o644))
+        if any(each.admission == "gates" for each in known.types):
+            files.append(planned(os.path.join(place.etc, GATES_LUA), packaged(GATES_LUA), mode=0o644))
     else:
         more.append("no GPU is managed here: on a node of each type run gres-mig slurm profiles, for its Gres= as well")
     return Plan(tuple(files), (*decide, *more))
@@ -154,6 +162,21 @@ def _run_by(place: Place) -> tuple[str, ...]:
     return place.python, gres_mig.__file__, __file__
 
 
+def _sites_own(place: Place, conf: Conf) -> dict[str, str]:
+    """The site's own hooks, each a program, or a pattern that names several."""
+    before = assigned(os.path.join(place.hooks, wanted.ENV))
+    return {
+        chain: conf_changes.sites_own(conf, place.hooks, key) or before.get(chain, "") for key, chain in _CHAINS.items()
+    }
+
+
+def _flaws_of_chains(place: Place, conf: Conf) -> Iterator[tuple[str, trust.Flaw]]:
+    # One that is not there is a matter of `slurm check`.
+    for site in _sites_own(place, conf).values():
+        for program in sorted(glob.glob(site)):
+            yield from ((program, flaw) for flaw in trust.flaws(program, sticky=True))
+
+
 def _hooks(place: Place, conf: Conf) -> Iterator[File]:
     for name in wanted.HOOKS.values():
         yield planned(os.path.join(place.hooks, name), packaged(name), mode=0o755)
@@ -164,8 +187,9 @@ def _hooks(place: Place, conf: Conf) -> Iterator[File]:
         values[ANY_PYTHON] = "yes"
     folder = os.path.dirname(place.scontrol)
     values["SLURM_BIN"] = folder if folder and folder not in _USUAL_BIN else before.get("SLURM_BIN", "")
+    sites = _sites_own(place, conf)
     for key, chain in _CHAINS.items():
-        site = conf_changes.sites_own(conf, place.hooks, key) or before.get(chain, "")
+        site = sites[chain]
         if re.search(r"[*?\[]", site):
             script = os.path.join(place.hooks, f"site_{wanted.HOOKS[key]}")
             yield planned(script, _ALL_OF.format(pattern=site), mode=0o755)

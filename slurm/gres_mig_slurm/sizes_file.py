@@ -23,12 +23,18 @@ _USE = {"size": True, "name": False}
 def render(sizes: Sizes) -> str:
     """The file's text: one thing a line, so that nothing in it has to be run to be read."""
     lines = [f"{_HEADER}format 1", f"exclusive {sizes.exclusive}"]
+    if sizes.placeholders and any(node.admission == "gates" for node in sizes.types):
+        lines.append(f"placeholders {sizes.placeholders}")
     for node in sizes.types:
         lines += ["", f"# Gres=migmem:{node.count_mib}", f"type {node.name}"]
         if node.nodes:
             lines.append(f"nodes {node.nodes}")
+        if node.admission != "count":
+            lines.append(f"admission {node.admission}")
         for board in node.boards:
             lines.append(f"board {board.gpus} {board.whole_mib} {board.model}")
+            if board.slice_overhead_mib >= 0:
+                lines.append(f"slices {board.slice_overhead_mib}")
             for p in board.profiles:
                 lines.append(f"profile {p.name} {p.memory_mib} {p.price_mib} {'size' if p.by_size else 'name'}")
     return "\n".join(lines) + "\n"
@@ -67,20 +73,29 @@ def _with(sizes: Sizes, line: str) -> Sizes | None:
     node = sizes.types[-1] if sizes.types else None
     if word == "exclusive" and rest in _EXCLUSIVE:
         return replace(sizes, exclusive=rest)
+    if word == "placeholders" and re.fullmatch(r"[1-9][0-9]{0,4}", rest):
+        return replace(sizes, placeholders=int(rest))
     if word == "type" and rest:
         return replace(sizes, types=(*sizes.types, NodeType(rest, ())))
     if node is None:
         return None
     if word == "nodes" and rest:
         node = replace(node, nodes=rest)
+    elif word == "admission" and rest == "gates":
+        node = replace(node, admission=rest)
     elif word == "board" and (found := re.fullmatch(r"([1-9][0-9]{0,5}) ([1-9][0-9]{0,11})(?: (.*))?", rest)):
         node = replace(node, boards=(*node.boards, Board(found[3] or "", int(found[1]), int(found[2]), ())))
     elif word == "profile" and node.boards and (priced := _priced(rest)):
-        board = replace(node.boards[-1], profiles=(*node.boards[-1].profiles, priced))
-        node = replace(node, boards=(*node.boards[:-1], board))
+        node = _with_board(node, profiles=(*node.boards[-1].profiles, priced))
+    elif word == "slices" and node.boards and re.fullmatch(r"[0-9]{1,12}", rest):
+        node = _with_board(node, slice_overhead_mib=int(rest))
     else:
         return None
     return replace(sizes, types=(*sizes.types[:-1], node))
+
+
+def _with_board(node: NodeType, **more: object) -> NodeType:
+    return replace(node, boards=(*node.boards[:-1], replace(node.boards[-1], **more)))
 
 
 def _priced(text: str) -> Priced | None:

@@ -18,17 +18,20 @@ class Flaw(Value):
     todo: str
 
 
-def flaws(*paths: str) -> Iterator[Flaw]:
-    """Of each path and all that leads to it; a sticky folder such as /tmp is one too, for anybody makes files in it."""
+def flaws(*paths: str, sticky: bool = False) -> Iterator[Flaw]:
+    """Of each path and all that leads to it; a sticky folder such as /tmp is one too, for anybody makes files in it.
+
+    With `sticky` it is none, for nobody replaces root's files in it: enough for a program that reads no others there.
+    """
     seen: set[str] = set()
     for path in paths:
         for part in _parts(os.path.abspath(path)):
             if part not in seen:
                 seen.add(part)
-                yield from of(part)
+                yield from of(part, sticky=sticky)
 
 
-def of(path: str) -> Iterator[Flaw]:
+def of(path: str, *, sticky: bool = False) -> Iterator[Flaw]:
     """Of that one file or folder."""
     try:
         status = os.stat(path)
@@ -41,7 +44,8 @@ def of(path: str) -> Iterator[Flaw]:
     if status.st_uid != 0:
         text = f"{path} belongs to uid {status.st_uid}, who could have root run anything"
         yield Flaw(text, f"run: chown root:root {shlex.quote(path)}")
-    if status.st_mode & 0o022:
+    kept = sticky and stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    if status.st_mode & 0o022 and not kept:
         text = f"{path} can be written by others than root (mode {stat.S_IMODE(status.st_mode):04o})"
         yield Flaw(text, f"run: chmod go-w {shlex.quote(path)}")
 

@@ -4,7 +4,10 @@
 
 CONFIG=/etc/gres-mig/config.toml HANDOVER=/run/gres-mig/slurm STATE=/var/lib/gres-mig/state.json
 PYTHON='' SLURM_BIN='' EPILOG_CHAIN=''
-[ -r "${0%/*}/gres-mig.env" ] && . "${0%/*}/gres-mig.env"
+# A link in a site's own epilog.d, say, has no settings beside it.
+gm_self=$0
+[ -L "$0" ] && gm_self=$(/usr/bin/readlink -f "$0")
+[ -r "${gm_self%/*}/gres-mig.env" ] && . "${gm_self%/*}/gres-mig.env"
 
 gm_path=${PATH-} gm_had_path=${PATH+yes}
 PATH=${SLURM_BIN:+$SLURM_BIN:}/usr/sbin:/usr/bin:/sbin:/bin
@@ -12,14 +15,39 @@ unset IFS
 gm_file=$HANDOVER/${SLURM_JOB_ID-}.${SLURMD_NODENAME-}
 gm_code=0
 
+# What lets somebody else than root change a program that root is to run; a sticky folder keeps what is root's in it.
+flaw() {
+    case $1 in /*) ;; *) echo 'its path does not begin with /' && return ;; esac
+    set -- "$1" "$(readlink -f "$1")"
+    for gm_part; do
+        while gm_part=${gm_part%/*} && [ -n "$gm_part" ]; do set -- "$@" "$gm_part"; done
+    done
+    LC_ALL=C stat -L -c '%u:%a:%F:%n' "$@" / 2>/dev/null | while IFS=: read -r gm_uid gm_mode gm_kind gm_name; do
+        case $gm_uid:$gm_mode:$gm_kind in
+        0:*[0145][0145]:* | 0:[1357]???:directory) ;;
+        *)
+            echo "others than root can change $gm_name (uid $gm_uid, mode $gm_mode)"
+            break
+            ;;
+        esac
+    done
+}
+
 # The site's own epilog, whatever became of ours, in the environment that slurmd gave.
 go_on() {
     if [ -n "$EPILOG_CHAIN" ]; then
+        gm_flaw=$(flaw "$EPILOG_CHAIN")
+        [ -z "$gm_flaw" ] || refuse "EPILOG_CHAIN is not run as root: $gm_flaw; run: gres-mig slurm check"
         umask "$gm_umask"
         if [ -n "$gm_had_path" ]; then PATH=$gm_path; else unset PATH; fi
         "$EPILOG_CHAIN" || exit
     fi
     exit "$gm_code"
+}
+
+refuse() {
+    EPILOG_CHAIN=''
+    drain "$1"
 }
 
 drain() {
@@ -51,12 +79,18 @@ elif ! grep -qsF "\"name\": \"slurm:${SLURM_CLUSTER_NAME-}:$SLURM_JOB_ID\"" "$ST
     go_on
 fi
 
-[ -n "$PYTHON" ] || drain "no PYTHON in ${0%/*}/gres-mig.env: run: gres-mig slurm setup --write"
+# A job that was put back has nothing to give back, and its next run is put off from the end of this: the site's first.
+if [ "${gm_state-}" = STATE=failed ] && [ -n "$EPILOG_CHAIN" ]; then
+    (go_on)
+    gm_chained=$? EPILOG_CHAIN=''
+fi
+
+[ -n "$PYTHON" ] || drain "no PYTHON in ${gm_self%/*}/gres-mig.env: run: gres-mig slurm setup --write"
 env -i PATH="$PATH" ${SLURM_CONF+"SLURM_CONF=$SLURM_CONF"} "$PYTHON" -I -m gres_mig_slurm.epilog \
     "$SLURM_JOB_ID" "$SLURMD_NODENAME" "${SLURM_CLUSTER_NAME-}" "$CONFIG" "$HANDOVER" $$
 gm_code=$?
 case $gm_code in
-0) ;;
+0) gm_code=${gm_chained:-0} ;;
 # A node fault: the node has its reason.
 4) gm_code=1 ;;
 70) drain 'the epilog failed: see: journalctl -t gres-mig' ;;

@@ -2,8 +2,8 @@
 gres-mig: turns what a user asks of migmem into what it counts on a node, and refuses what can never be had.
 
 It lies beside slurm.conf as job_submit.lua (JobSubmitPlugins=lua), and beside it lie gres-mig-sizes.conf, which
-`gres-mig slurm profiles` writes, and job_submit.site.lua, if the site has a script of its own: its functions are called
-first, under their usual names. Both are read anew when they change.
+`gres-mig slurm profiles` writes, job_submit.gates.lua, if nodes have gates, and job_submit.site.lua, if the site has a
+script of its own: its functions are called first, under their usual names. All are read anew when they change.
 What the user wrote is kept in AdminComment, which users cannot set, as `gres-mig:1:8000`: the hooks go by that.
 
 For Lua 5.1 to 5.4. On Slurm 22.05 tres_per_node is "gres:migmem:8000,gres:gpu:1", on newer ones "gres/…".
@@ -11,6 +11,7 @@ For Lua 5.1 to 5.4. On Slurm 22.05 tres_per_node is "gres:migmem:8000,gres:gpu:1
 
 local FOLDER = debug.getinfo(1, "S").source:match("^@(.*/)") or "./"
 local SIZES_FILE = FOLDER .. "gres-mig-sizes.conf"
+local GATES_FILE = FOLDER .. "job_submit.gates.lua"
 local SITE_FILE = FOLDER .. "job_submit.site.lua"
 
 -- Not handed to Lua before 23.02; slurm_errno.h.
@@ -21,7 +22,6 @@ local OTHER_FORMS = { "tres_per_task", "tres_per_socket", "tres_per_job" }
 
 -- A refusal is thrown, so that it ends the work from wherever it is found; whatever else is thrown is a fault of ours.
 local Refusal = {}
-
 local function refuse(text, ...)
   error(setmetatable({ text = string.format(text, ...) }, Refusal), 0)
 end
@@ -50,8 +50,6 @@ local function shown(text)
   return #text > 40 and text:sub(1, 37) .. "..." or text
 end
 
--- The sizes file ------------------------------------------------------------------------------------------------------
-
 -- Types of nodes with their boards, and all profiles in one list; nil and the line that is not understood.
 local function parse_sizes(text)
   local sizes = { exclusive = "refuse", types = {}, profiles = {} }
@@ -61,16 +59,19 @@ local function parse_sizes(text)
     local name, memory, price, use = line:match("^profile (%S+) (%d+) (%d+) (%l+)$")
     if word == "format" then
       format = rest
-    elseif word == "exclusive" then
-      sizes.exclusive = rest
+    elseif word == "exclusive" or word == "placeholders" then
+      sizes[word] = rest
     elseif word == "type" then
       node, board = { boards = {} }, nil
       table.insert(sizes.types, node)
-    elseif word == "nodes" and node then
-      node.nodes = rest
+    elseif (word == "nodes" or word == "admission") and node then
+      node[word] = rest
     elseif word == "board" and node then
-      board = {}
+      board = { whole = tonumber(rest:match("^%d+ (%d+)")) }
       table.insert(node.boards, board)
+    elseif word == "slices" and board and board.whole and rest:find("^%d+$") then
+      board.overhead = tonumber(rest)
+      sizes.largest_slice = math.max(sizes.largest_slice or 0, board.whole - board.overhead)
     elseif name and board then
       local profile = { name = name, memory = tonumber(memory), price = tonumber(price), by_size = use == "size" }
       table.insert(board, profile)
@@ -79,8 +80,8 @@ local function parse_sizes(text)
       return nil, line
     end
   end
-  if format ~= "1" or #sizes.profiles == 0 then
-    return nil, format == "1" and "it has no profiles" or "its format is not 1"
+  if format ~= "1" or #sizes.profiles == 0 and not sizes.largest_slice then
+    return nil, format == "1" and "it has no sizes" or "its format is not 1"
   end
   return sizes
 end
@@ -99,8 +100,6 @@ local function load_sizes()
   end
   return sizes
 end
-
--- What the user wrote -------------------------------------------------------------------------------------------------
 
 -- The generic resources in a text, which ones are migmem, and the count of those as it was written.
 local function entries(tres)
@@ -150,11 +149,14 @@ local function refuse_text(text, sizes)
       table.insert(names, profile.name)
     end
   end
-  local listed = table.concat(names, ", ")
-  refuse("migmem:%s is no size and no profile of this cluster: %s, or one of %s", shown(text), EXAMPLES, listed)
+  local listed = #names > 0 and ", or one of " .. table.concat(names, ", ") or ""
+  refuse("migmem:%s is no size and no profile of this cluster: %s%s", shown(text), EXAMPLES, listed)
 end
 
+-- "mig:8000" will have nothing less than a MIG instance: no slice of a GPU that is shared.
 local function parse_request(text, sizes)
+  local insists = text:match("^[mM][iI][gG][:=]")
+  text = insists and text:sub(#insists + 1) or text
   local name = text:gsub(":1$", ""):lower() -- Slurm's own form for a type, with its count
   for _, profile in ipairs(sizes.profiles) do
     if profile.name:lower() == name then
@@ -168,18 +170,18 @@ local function parse_request(text, sizes)
     refuse("migmem:%s asks for nothing: leave it out, or %s", shown(text), EXAMPLES)
   end
   local mib = #number < 13 and tonumber(number) * (unit == "" and 1 or 1024) or math.huge
-  return { mib = mib, original = number .. unit:upper() }
+  return { mib = mib, insists = insists, original = (insists and "mig:" or "") .. number .. unit:upper() }
 end
-
--- What it counts ------------------------------------------------------------------------------------------------------
 
 local function served_by(board, request)
   local best
+  if board.overhead and request.mib and not request.insists and request.mib + board.overhead <= board.whole then
+    best = { name = "a slice", memory = request.mib, price = request.mib + board.overhead }
+  end
   for _, profile in ipairs(board) do
     local fits = request.mib and profile.by_size and profile.memory >= request.mib
-    if profile.name == request.profile or (fits and (not best or profile.memory < best.memory)) then
-      best = profile
-    end
+    local better = profile.name == request.profile or (fits and (not best or profile.memory < best.memory))
+    best = better and profile or best
   end
   return best
 end
@@ -193,9 +195,7 @@ local function price(request, sizes)
     for _, board in ipairs(node.boards) do
       local profile = served_by(board, request)
       able = able or profile ~= nil
-      if profile and (not least or profile.price < least.price) then
-        least = profile
-      end
+      least = profile and (not least or profile.price < least.price) and profile or least
     end
     if not able then
       table.insert(unable, node.nodes)
@@ -210,18 +210,24 @@ local function priced(text, sizes)
   if request.serves then
     return request
   end
-  local largest
+  local slice = not request.insists and sizes.largest_slice
+  local largest = slice and { name = "a slice", memory = slice }
   for _, profile in ipairs(sizes.profiles) do
-    if profile.by_size and (not largest or profile.memory > largest.memory) then
-      largest = profile
-    end
+    largest = profile.by_size and (not largest or profile.memory > largest.memory) and profile or largest
   end
   local asked = request.mib < 1e12 and thousands(request.mib) or shown(text)
   local most = largest and string.format("%s (%s MiB)", largest.name, thousands(largest.memory)) or "none"
   return refuse("migmem: %s MiB is more than any GPU of this cluster gives; the largest is %s", asked, most)
 end
 
--- Submit and modify ---------------------------------------------------------------------------------------------------
+-- Without it jobs are let in by their count alone.
+local function load_gates()
+  local chunk, why = loadfile(GATES_FILE)
+  if not chunk then
+    slurm.log_error("gres-mig: no job has a gate: %s; run: gres-mig slurm setup --write", why)
+  end
+  return chunk and chunk(served_by)
+end
 
 local function refuse_other_forms(job_desc)
   for _, form in ipairs(OTHER_FORMS) do
@@ -232,22 +238,23 @@ local function refuse_other_forms(job_desc)
 end
 
 local function kept(comment)
-  return (comment or ""):match("^gres%-mig:1:(%S+)")
+  comment = comment or ""
+  return comment:match("^gres%-mig:1:(%S+)"), comment:find("^gres%-mig:1:%S+ gres%-mig:gated") ~= nil
 end
 
--- Our word first, then what somebody else put there.
-local function comment_with(original, comment)
-  local rest = (comment or ""):gsub("gres%-mig:%d+:%S*%s*", "")
-  return "gres-mig:1:" .. original .. (rest == "" and "" or " " .. rest)
+-- Our words first, then what somebody else put there.
+local function comment_with(original, gated, comment)
+  local rest = (comment or ""):gsub("gres%-mig:%d+:%S*%s*", ""):gsub("gres%-mig:gated%s*", "")
+  return "gres-mig:1:" .. original .. (gated and " gres-mig:gated" or "") .. (rest == "" and "" or " " .. rest)
 end
 
 local function count(job_desc, found, ours, request)
   ours.text = ours.prefix .. string.format("migmem:%.0f", request.serves.price)
-  local texts = {}
-  for i, entry in ipairs(found) do
-    texts[i] = entry.text
+  local text
+  for _, entry in ipairs(found) do
+    text = (text and text .. "," or "") .. entry.text
   end
-  job_desc.tres_per_node = table.concat(texts, ",")
+  job_desc.tres_per_node = text
 end
 
 -- A node whose GPUs are all too small may count enough for it nevertheless.
@@ -278,7 +285,9 @@ local function submit(job_desc)
   end
   count(job_desc, found, ours, request)
   exclude(job_desc, job_desc.exc_nodes, request.unable)
-  job_desc.admin_comment = comment_with(request.original, job_desc.admin_comment)
+  local gates = sizes.placeholders and load_gates()
+  local gated = gates and gates.submit(job_desc, request, sizes)
+  job_desc.admin_comment = comment_with(request.original, gated, job_desc.admin_comment)
   local serves = request.serves
   if request.mib ~= serves.price then
     local asked = request.mib and thousands(request.mib) .. " MiB" or request.profile
@@ -291,23 +300,29 @@ end
 -- root and operators set that, refuses what others try. To say the same again is everybody's.
 local function modify(job_desc, job_rec, modify_uid)
   refuse_other_forms(job_desc)
-  local original = kept(job_rec.admin_comment)
+  local original, gated = kept(job_rec.admin_comment)
   if job_desc.admin_comment and original and not kept(job_desc.admin_comment) then
-    job_desc.admin_comment = comment_with(original, job_desc.admin_comment)
+    job_desc.admin_comment = comment_with(original, gated, job_desc.admin_comment)
   end
   local found = entries(job_desc.tres_per_node)
   local ours, now = one_of(found), one_of(entries(job_rec.tres_per_node))
+  local gates = gated and load_gates()
+  if gates then
+    gates.modify(job_desc, job_rec, ours or (now and not job_desc.tres_per_node))
+  end
   if not ours or (now and now.count == ours.count) then
     return
   end
-  local request = priced(ours.count, load_sizes())
+  local sizes = load_sizes()
+  local request = priced(ours.count, sizes)
   count(job_desc, found, ours, request)
   if request.original ~= original then
     if modify_uid ~= 0 then
       slurm.log_user("migmem: only root and operators change what a waiting job asks for: cancel it and submit again")
     end
     exclude(job_desc, job_desc.exc_nodes or job_rec.exc_nodes, request.unable)
-    job_desc.admin_comment = comment_with(request.original, job_desc.admin_comment or job_rec.admin_comment)
+    gated = gates and gates.resize(job_desc, job_rec, request, sizes)
+    job_desc.admin_comment = comment_with(request.original, gated, job_desc.admin_comment or job_rec.admin_comment)
   end
 end
 
@@ -332,8 +347,6 @@ local function guarded(work, job_desc, ...)
   end
   return slurm.SUCCESS
 end
-
--- The site's own script -----------------------------------------------------------------------------------------------
 
 local site = {}
 

@@ -4,7 +4,10 @@
 # a job that asked for migmem.
 
 CONFIG=/etc/gres-mig/config.toml HANDOVER=/run/gres-mig/slurm PYTHON='' SLURM_BIN='' PROLOG_CHAIN=''
-[ -r "${0%/*}/gres-mig.env" ] && . "${0%/*}/gres-mig.env"
+# A link in a site's own prolog.d, say, has no settings beside it.
+gm_self=$0
+[ -L "$0" ] && gm_self=$(/usr/bin/readlink -f "$0")
+[ -r "${gm_self%/*}/gres-mig.env" ] && . "${gm_self%/*}/gres-mig.env"
 
 gm_path=${PATH-} gm_had_path=${PATH+yes}
 PATH=${SLURM_BIN:+$SLURM_BIN:}/usr/sbin:/usr/bin:/sbin:/bin
@@ -13,9 +16,29 @@ gm_newline='
 '
 gm_file=$HANDOVER/${SLURM_JOB_ID-}.${SLURMD_NODENAME-}
 
+# What lets somebody else than root change a program that root is to run; a sticky folder keeps what is root's in it.
+flaw() {
+    case $1 in /*) ;; *) echo 'its path does not begin with /' && return ;; esac
+    set -- "$1" "$(readlink -f "$1")"
+    for gm_part; do
+        while gm_part=${gm_part%/*} && [ -n "$gm_part" ]; do set -- "$@" "$gm_part"; done
+    done
+    LC_ALL=C stat -L -c '%u:%a:%F:%n' "$@" / 2>/dev/null | while IFS=: read -r gm_uid gm_mode gm_kind gm_name; do
+        case $gm_uid:$gm_mode:$gm_kind in
+        0:*[0145][0145]:* | 0:[1357]???:directory) ;;
+        *)
+            echo "others than root can change $gm_name (uid $gm_uid, mode $gm_mode)"
+            break
+            ;;
+        esac
+    done
+}
+
 # The site's own prolog, in the environment that slurmd gave, with its own exit code.
 go_on() {
     [ -n "$PROLOG_CHAIN" ] || exit 0
+    gm_flaw=$(flaw "$PROLOG_CHAIN")
+    [ -z "$gm_flaw" ] || drain "PROLOG_CHAIN is not run as root: $gm_flaw; run: gres-mig slurm check"
     umask "$gm_umask"
     if [ -n "$gm_had_path" ]; then PATH=$gm_path; else unset PATH; fi
     exec "$PROLOG_CHAIN"
@@ -25,8 +48,8 @@ managed() {
     [ -r "$CONFIG" ] || return 1
     while read -r gm_line || [ -n "$gm_line" ]; do
         case $gm_line in
-        '#'* | 'gpus = []' | 'gpus=[]') ;;
-        *gpus*=*) return 0 ;;
+        '#'* | 'gpus = []' | 'gpus=[]' | 'slices = []' | 'slices=[]') ;;
+        *gpus*=* | *slices*=*) return 0 ;;
         esac
     done <"$CONFIG"
     return 1
@@ -74,7 +97,7 @@ echo STATE=asking 2>/dev/null >"$gm_file"
 gm_rows=$(ask)
 case $gm_rows in
 *migmem*)
-    [ -n "$PYTHON" ] || drain "no PYTHON in ${0%/*}/gres-mig.env: run: gres-mig slurm setup --write"
+    [ -n "$PYTHON" ] || drain "no PYTHON in ${gm_self%/*}/gres-mig.env: run: gres-mig slurm setup --write"
     printf '%s\n' "$gm_rows" | env -i PATH="$PATH" ${SLURM_CONF+"SLURM_CONF=$SLURM_CONF"} "$PYTHON" -I \
         -m gres_mig_slurm.prolog "$SLURM_JOB_ID" "$SLURMD_NODENAME" "${SLURM_CLUSTER_NAME-}" \
         "$CONFIG" "$HANDOVER" $$

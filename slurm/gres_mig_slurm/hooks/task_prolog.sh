@@ -3,7 +3,10 @@
 # and `print TEXT` for the job's output.
 
 HANDOVER=/run/gres-mig/slurm SLURM_BIN='' TASK_PROLOG_CHAIN=''
-[ -r "${0%/*}/gres-mig.env" ] && . "${0%/*}/gres-mig.env"
+# A link in a site's own task_prolog.d, say, has no settings beside it.
+gm_self=$0
+[ -L "$0" ] && gm_self=$(/usr/bin/readlink -f "$0")
+[ -r "${gm_self%/*}/gres-mig.env" ] && . "${gm_self%/*}/gres-mig.env"
 
 gm_path=${PATH-} gm_had_path=${PATH+yes}
 PATH=${SLURM_BIN:+$SLURM_BIN:}/usr/sbin:/usr/bin:/sbin:/bin
@@ -40,6 +43,13 @@ give() {
         STATE) ;;
         TOLD_BY) gm_told_by=$gm_value ;;
         TEXT) gm_text=$gm_value ;;
+        # What the user preloads himself comes behind it; a step has from its script what that was told already.
+        LD_PRELOAD)
+            case ":${LD_PRELOAD-}:" in
+            *":$gm_value:"*) ;;
+            *) echo "export LD_PRELOAD=$gm_value${LD_PRELOAD:+:$LD_PRELOAD}" ;;
+            esac
+            ;;
         *) echo "export $gm_key=$gm_value" ;;
         esac
     done
