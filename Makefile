@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 INSTALL := PYTHON=$(PYTHON) .ci/venv $(VENV)
 # Arguments for pytest, as in: make test T='tests/test_sizes.py -k decimals'
 T ?=
+# Files of tests run side by side, more of them than cores: most of their time they wait for other processes.
+WORKERS ?= 3
 
 .PHONY: help demo test test-slurm-trixie lint bench clean
 
@@ -30,7 +32,7 @@ demo: $(VENV)/.has-demo
 test: lint
 	@.ci/slurm-packages
 	@.ci/hub-proxy $(VENV)
-	@$(BIN)/python -m pytest -p tests.no_skips $(T)
+	@$(BIN)/python -m pytest -p tests.no_skips -n $(WORKERS) --dist loadfile $(T)
 
 # Its venv is there for its pip only: the tests run in one of their own, under .trixie, which `make clean` leaves there.
 test-slurm-trixie: $(VENV)/.has-demo
