@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from gres_mig.errors import Busy, NodeFault, NotPermitted
-from gres_mig.exporter import JobMapping
 from gres_mig.models import Gpu, Record, Settings
 from gres_mig.nvml import Session
-from gres_mig.slice_session import SliceSession
 from gres_mig.state import Store
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gres_mig.exporter import JobMapping
 
 
 class Access:
@@ -19,7 +21,17 @@ class Access:
 
     def __init__(self, settings: Settings, store: Store, watch: Callable[[str], None]) -> None:
         self._settings, self._store, self._watch = settings, store, watch
-        self.mapping = JobMapping(settings, store.read)
+        self._mapping: JobMapping | None = None
+        # Imports that are paid only where their settings say so, here and below: every job waits for them twice.
+        if settings.dcgm_mapping or settings.dcgm_sighup:
+            from gres_mig.exporter import JobMapping
+
+            self._mapping = JobMapping(settings, store.read)
+
+    def tell(self, gpu_uuid: str) -> None:
+        """Let dcgm-exporter know who is on that GPU now, where it is told."""
+        if self._mapping:
+            self._mapping.show(gpu_uuid)
 
     @contextmanager
     def locked(self, gpu_uuid: str, deadline: float) -> Iterator[None]:
@@ -28,11 +40,12 @@ class Access:
             if not got:
                 raise Busy(f"{gpu_uuid} was busy with other instances for too long", hint="ask again")
             # Before, for an instance that is made now may have the id of one that is still told there.
-            self.mapping.show(gpu_uuid)
+            self.tell(gpu_uuid)
             try:
                 yield
             finally:
-                self.mapping.leave(gpu_uuid)
+                if self._mapping:
+                    self._mapping.leave(gpu_uuid)
 
     @contextmanager
     def session(self, gpu_uuid: str, record: Record | None = None) -> Iterator[tuple[Session, Gpu]]:
@@ -42,28 +55,30 @@ class Access:
         """
         self._watch(gpu_uuid)
         try:
-            with SliceSession(self._settings, self._watch, self._slices(), record) as driver:
+            with self._session(record) as driver:
                 gpu = driver.gpu(gpu_uuid)
                 if not self._settings.manages(gpu):
                     raise NotPermitted(
                         f"{gpu_uuid} is not managed by gres-mig; nothing on it is changed",
                         hint=f"add it to gpus in {self._settings.config_path or 'the configuration'}",
                     )
-                self.mapping.saw([gpu])
+                self._saw([gpu])
                 yield driver, gpu
         finally:
             self._watch("")
 
     def settle_mapping(self) -> None:
         """Set right what a crash left of the exporter's files; where a GPU's lock is held, its holder does that."""
-        if self.mapping.is_of_unknown_gpus():
+        if self._mapping is None:
+            return
+        if self._mapping.is_of_unknown_gpus():
             with suppress(NodeFault):
                 self.look()
-        for gpu_uuid in self.mapping.wrong():
+        for gpu_uuid in self._mapping.wrong():
             with suppress(Busy), self.locked(gpu_uuid, time.monotonic()):
                 # To take the lock is all: what is wrong is written then.
                 continue
-        self.mapping.reload()
+        self._mapping.reload()
 
     def look(self, *, everything: bool = False) -> tuple[Gpu, ...]:
         """The managed GPUs as they are now, or all of the node; no lock is held.
@@ -77,11 +92,11 @@ class Access:
 
         self._watch("the driver")
         try:
-            with SliceSession(self._settings, self._watch, self._slices()) as driver:
+            with self._session() as driver:
                 gpus = driver.gpus(lambda gpu: everything or not gpu.uuid or self._settings.manages(gpu), reading)
         finally:
             self._watch("")
-        self.mapping.saw(gpus)
+        self._saw(gpus)
         known = tuple(gpu for gpu in gpus if everything or self._settings.manages(gpu))
         if gpus and not known and (self._settings.managed or self._settings.slicing.gpus):
             # One that does not even say which it is: with the others there the node can work, alone it cannot.
@@ -92,5 +107,13 @@ class Access:
             )
         return known
 
-    def _slices(self) -> tuple[Record, ...]:
-        return self._store.read().records if self._settings.slicing.gpus else ()
+    def _saw(self, gpus: Sequence[Gpu]) -> None:
+        if self._mapping:
+            self._mapping.saw(gpus)
+
+    def _session(self, record: Record | None = None) -> Session:
+        if not self._settings.slicing.gpus:
+            return Session(self._settings.simulator, self._watch)
+        from gres_mig.slice_session import SliceSession
+
+        return SliceSession(self._settings, self._watch, self._store.read().records, record)

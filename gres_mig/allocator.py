@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from gres_mig import log, machine, placement, police, rooms
+from gres_mig import log, machine, placement, rooms
 from gres_mig.access import Access
 from gres_mig.errors import BadRequest, Busy, Conflict, GresMigError, NoCapacity, NodeFault, StateError
 from gres_mig.making import ChooseAgain, Ended, Guard, Maker, ended_meanwhile, environment_only
@@ -76,7 +76,7 @@ class Allocator:
         self._settings, self._store, self._boot_id, self._held, self._limit = settings, store, boot_id, held, limit
         self._alive, self._guard, self._wanted, self._clock = alive, guard, wanted, clock
         self.access = Access(settings, store, watch)
-        self._settler = Settler(store, settings, boot_id, clock, self.access.mapping.show)
+        self._settler = Settler(store, settings, boot_id, clock, self.access.tell)
         self._maker = Maker(settings, store, self.access, self._settler, guard, wanted)
 
     def look(self, *, everything: bool = False) -> tuple[Gpu, ...]:
@@ -138,12 +138,13 @@ class Allocator:
             for record in old:
                 state = state.put(as_release(record))
             node.save(state, giving_back=True)
-        return tuple(o for record in old if (o := self._settle(record, self._settings.lock_wait_s)))
+        # What somebody else has settled meanwhile, a pass of the service say, is gone as well.
+        return tuple(self._settle(record, self._settings.lock_wait_s) or Outcome(record, "gone") for record in old)
 
     def adopt(self, owner: Owner, gpu_uuid: str, gi_id: int) -> Allocation:
         """Record an existing instance as that owner's; creates nothing, and says the same when asked again."""
         with self._locked(gpu_uuid) as (_, gpu):
-            instance = _instance(gpu, gi_id)
+            instance = rooms.instance(gpu, gi_id)
             if gpu.sliced:
                 raise BadRequest(f"cannot adopt slice {gi_id} of {gpu_uuid}: nothing says whose processes use it")
             if len(instance.compute_instances) != 1:
@@ -207,7 +208,10 @@ class Allocator:
         if state.distrusted:
             self._regain_trust(tuple(gpus.values()))
         self.access.settle_mapping()
-        police.patrol(self._store, self._settings, gpus.values(), self._clock())
+        if self._settings.slicing.gpus:
+            from gres_mig import police
+
+            police.patrol(self._store, self._settings, gpus.values(), self._clock())
         return tuple(outcome for outcome in outcomes if outcome)
 
     def reclaim_foreign(self, gpu_uuid: str, gi_id: int) -> Instance:
@@ -216,7 +220,7 @@ class Allocator:
         A bare instance that is kept because nobody can tell whose it is (`bare = "quarantine"`) goes with its record.
         """
         with self._locked(gpu_uuid) as (driver, gpu):
-            instance = _instance(gpu, gi_id)
+            instance = rooms.instance(gpu, gi_id)
             covering = [r for r in self._store.read().records if rooms.covers(r, instance)]
             for record in covering:
                 if not nobody_can_tell(record):
@@ -390,11 +394,3 @@ class Allocator:
             "since": self._clock(),
             "witnesses": witnesses,
         }
-
-
-def _instance(gpu: Gpu, gi_id: int) -> Instance:
-    found = next((i for i in gpu.instances if i.id == gi_id), None)
-    if found is None:
-        there = ", ".join(str(i.id) for i in gpu.instances) or "none"
-        raise BadRequest(f"{gpu.uuid} has no GPU instance {gi_id}; its instances: {there}")
-    return found

@@ -76,7 +76,8 @@ class Client:
 
     def report(self, kernel_id: str, pid: int) -> dict[str, Any]:
         """Say which process is the kernel; until then it lives as long as the caller, and at most a minute."""
-        return self._asked("POST", f"{_kernel(kernel_id)}/process", {"pid": pid})
+        # It needs no hardware, but a kernel that cannot be reported is ended: it has the patience of an ask.
+        return self._asked("POST", f"{_kernel(kernel_id)}/process", {"pid": pid}, wait_s=self.timeout_s)
 
     def reclaim(self, kernel_id: str) -> list[dict[str, Any]]:
         """Give back what a kernel has; nothing there is success."""

@@ -129,7 +129,7 @@ def _wait(reading: int, child: int, settings: Settings, store: Store) -> Any:
             where, deadline = value, time.monotonic() + settings.hardware_timeout_s
             continue
         if message == _LOG:
-            log.to_logging(*value)
+            log.relay(*value)
             continue
         os.waitpid(child, 0)
         if message == _FAILED:

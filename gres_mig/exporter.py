@@ -1,8 +1,9 @@
 """Tells dcgm-exporter whose GPU instance is whose: its HPC job mapping, one file a GPU instance.
 
-The file of GPU instance I of GPU G is `G.I` and holds its owner's id; the file `G` is the whole GPU's. The exporter
-lists the folder at each scrape and then opens what it listed; of a file that went away in between the whole scrape
-fails (hpc.go of dcgm-exporter 4.5). So a file is replaced whole, or emptied, which means nobody's, and never removed.
+The file of GPU instance I of GPU G is `G.I` and holds its owner's id; the file `G` is the whole GPU's, and that of all
+its slices. The exporter lists the folder at each scrape and then opens what it listed; of a file that went away in
+between the whole scrape fails (hpc.go of dcgm-exporter 4.5). So a file is replaced whole, or emptied, which means
+nobody's, and never removed.
 """
 
 from __future__ import annotations
@@ -30,11 +31,16 @@ class JobMapping:
         self._settings, self._read, self._folder = settings, read, settings.dcgm_mapping
         self._reload = Reload(settings)
         self._indexes: dict[str, int] = {}
+        self._shared = set[str]()
         self._changed = False
 
     def saw(self, gpus: Iterable[Gpu]) -> None:
         """Remember how the driver numbers these GPUs now; DCGM numbers them alike."""
-        self._indexes.update((gpu.uuid, gpu.index) for gpu in gpus if gpu.uuid and self._settings.manages(gpu))
+        for gpu in gpus:
+            if gpu.uuid and self._settings.manages(gpu):
+                self._indexes[gpu.uuid] = gpu.index
+                if gpu.sliced:
+                    self._shared.add(gpu.uuid)
 
     def show(self, gpu_uuid: str) -> None:
         """Let that GPU's files say what the records say."""
@@ -78,14 +84,15 @@ class JobMapping:
         """What files of that GPU have to say and do not; those to be emptied come first."""
         gpu = str(self._indexes[gpu_uuid])
         held = [
-            (record.gi_id, shown(record.owner))
+            record
             for record in self._read().records
             if isinstance(record, Allocation) and record.gpu_uuid == gpu_uuid and not record.lost
         ]
         wanted = {name: "" for name in self._there() if name.startswith(f"{gpu}.") and name[len(gpu) + 1 :].isdigit()}
-        wanted.update((f"{gpu}.{gi_id}", f"{owner}\n") for gi_id, owner in held if gi_id >= 0)
-        if self._settings.dcgm_whole_gpu:
-            wanted[gpu] = "".join(f"{owner}\n" for _, owner in sorted(held))
+        wanted.update((f"{gpu}.{r.gi_id}", f"{shown(r.owner)}\n") for r in held if r.gi_id >= 0 and not r.slice)
+        # Of what shares a GPU without MIG the exporter has no metrics apart from the GPU's.
+        if self._settings.dcgm_whole_gpu or gpu_uuid in self._shared or any(r.slice for r in held):
+            wanted[gpu] = "".join(f"{shown(r.owner)}\n" for r in sorted(held, key=lambda r: r.gi_id))
         for name, text in sorted(wanted.items(), key=lambda item: len(item[1])):
             if _text(os.path.join(self._folder, name)) != text:
                 yield name, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 INFO, WARNING, ERROR = 20, 30, 40
@@ -12,6 +13,9 @@ Sink = Callable[[int, str], None]
 
 def to_logging(level: int, line: str) -> None:
     """Hand a line to the logger `gres_mig`, where the front end has said what becomes of it."""
+    if level < WARNING and "logging" not in sys.modules:
+        # Nobody has asked for these: without a word logging shows warnings and what is worse.
+        return
     import logging
 
     logging.getLogger("gres_mig").log(level, "%s", line)
@@ -24,6 +28,11 @@ def send_to(sink: Sink) -> None:
     """From now on, give this process's lines to `sink`."""
     global _sink  # noqa: PLW0603 - a process has one log
     _sink = sink
+
+
+def relay(level: int, line: str) -> None:
+    """A line that a child of this process has written."""
+    _sink(level, line)
 
 
 def info(line: str, *arguments: object) -> None:

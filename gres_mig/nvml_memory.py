@@ -23,6 +23,15 @@ def reserved_mib(handle: Any, gpu_uuid: str) -> int:
     return -(-int(memory.reserved) >> 20)
 
 
+def used_by_uuid_mib(gpu_uuid: str) -> dict[int, int]:
+    """The same as `used_mib`, of the GPU of that UUID."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
+    except pynvml.NVMLError as error:
+        raise DriverError(f"opening {gpu_uuid}", error) from error
+    return used_mib(handle, gpu_uuid)
+
+
 def used_mib(handle: Any, gpu_uuid: str) -> dict[int, int]:
     """MiB by pid; a process that both computes and draws is in both lists, with all its memory in each."""
     found: dict[int, int] = {}

@@ -26,7 +26,7 @@ class Own(Value):
     """One's own instance; it is printed as two lines for a person."""
 
     uuid: str
-    """The MIG device, as CUDA_VISIBLE_DEVICES names it."""
+    """The MIG device, as CUDA_VISIBLE_DEVICES names it; of a slice its GPU."""
     gpu_uuid: str
     profile: str
     memory_mib: int
@@ -37,6 +37,8 @@ class Own(Value):
     """None where NVML does not say it."""
     since: float | None
     """When it was asked for, seconds since 1970; a restart of a kernel changes nothing in it."""
+    isolation: str = ""
+    """What holds it to that: `mig`, `env`, `cooperative` or `driver-limit`."""
     note: str = ""
     """Why NVML does not say how much is in use."""
 
@@ -51,7 +53,10 @@ class Own(Value):
         asked = f" for {format_mib(int(self.requested))}" if self.requested.isdigit() else ""
         used = f"{format_mib(self.used_mib)} in use" if self.used_mib is not None else f"use not known ({self.note})"
         old = "" if self.age_s is None else f", {age(self.age_s)} old"
-        return f"{self.profile} ({format_mib(self.memory_mib)}){asked}, {used}{old}\n{self.uuid} of {self.gpu_uuid}"
+        where = f"{self.uuid} of {self.gpu_uuid}"
+        if self.uuid == self.gpu_uuid:
+            where = f"of {self.gpu_uuid}, isolation={self.isolation}"
+        return f"{self.profile} ({format_mib(self.memory_mib)}){asked}, {used}{old}\n{where}"
 
     __str__ = __repr__
 
@@ -65,7 +70,7 @@ def own(variables: Mapping[str, str] | None = None) -> Own:
             "this process has no GPU instance: GRES_MIG_UUID is not set",
             hint="in a notebook, choose a kernel with GPU memory; in a Slurm job, ask with --gres=migmem:8000",
         )
-    used_mib, note = _used(uuid, told.get("GRES_MIG_NODE", ""))
+    used_mib, note = _used(uuid, told.get("GRES_MIG_SLICE", ""), told.get("GRES_MIG_NODE", ""))
     since, memory = told.get("GRES_MIG_SINCE", ""), told.get("GRES_MIG_MEMORY_MIB", "")
     return Own(
         uuid=uuid,
@@ -75,17 +80,26 @@ def own(variables: Mapping[str, str] | None = None) -> Own:
         requested=told.get("GRES_MIG_REQUESTED", ""),
         used_mib=used_mib,
         since=float(since) if since.isdigit() else None,
+        isolation=told.get("GRES_MIG_ISOLATION", ""),
         note=note,
     )
 
 
-def _used(uuid: str, simulator: str) -> tuple[int | None, str]:
+def _used(uuid: str, slice_: str, simulator: str) -> tuple[int | None, str]:
     # In this process and not in a child: whoever asks uses the instance himself, so one more session on it for a
     # moment keeps it from nothing, and a kernel has threads, which do not go over a fork.
     from gres_mig.nvml import Session
 
     try:
         with Session(simulator) as driver:
-            return driver.used_mib(uuid), ""
+            return _used_of_slice(uuid, slice_) if slice_ else driver.used_mib(uuid), ""
     except NodeFault as error:
         return None, error.message
+
+
+def _used_of_slice(gpu_uuid: str, slice_: str) -> int:
+    # What the GPU says of itself is of all slices; which processes are of this one, their environment tells.
+    from gres_mig import nvml_memory, slice_users
+
+    users = slice_users.users(nvml_memory.used_by_uuid_mib(gpu_uuid), (), {slice_})
+    return sum(user.memory_mib for user in users if user.slice == slice_)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gres_mig import placement, slices
+from gres_mig import placement
 from gres_mig.errors import BadRequest, Fault, GresMigError, NodeFault
 from gres_mig.models import Gpu, Instance, Placement, Record, Request, Settings, State
 from gres_mig.values import Value, replace
@@ -38,6 +38,9 @@ def best(rooms: Sequence[placement.Room], request: Request, settings: Settings) 
     """A MIG instance, which is a wall in hardware; a slice where there is room for none and the request allows it."""
     if not any(room.gpu.sliced for room in rooms):
         return placement.choose(rooms, request, settings)
+    # An import that is paid only where GPUs are shared.
+    from gres_mig import slices
+
     asked = placement.asked_of(rooms, request)
     shared = [room for room in asked if room.gpu.sliced]
     divided = [room for room in asked if not room.gpu.sliced]
@@ -112,6 +115,15 @@ def told(gpus: tuple[Gpu, ...], state: State) -> set[object]:
     found: set[object] = {(gpu.uuid, profile_id) for gpu in gpus for profile_id in gpu.full_profiles}
     found |= {user for gpu in gpus for user in gpu.users if not user.slice}
     return found.union(*(gpu.profiles for gpu in gpus), *(unnamed(gpu, state) for gpu in gpus))
+
+
+def instance(gpu: Gpu, gi_id: int) -> Instance:
+    """The instance of that id; `BadRequest` where there is none."""
+    found = next((i for i in gpu.instances if i.id == gi_id), None)
+    if found is None:
+        there = ", ".join(str(i.id) for i in gpu.instances) or "none"
+        raise BadRequest(f"{gpu.uuid} has no GPU instance {gi_id}; its instances: {there}")
+    return found
 
 
 def unnamed(gpu: Gpu, state: State) -> list[Instance]:

@@ -39,6 +39,12 @@ def largest_mib(room: Room, settings: Settings) -> int:
     return max(0, left) if _number(room) is not None else 0
 
 
+def sizes_mib(whole_mib: int, overhead_mib: int) -> tuple[int, ...]:
+    """Sizes to choose from in a list: an eighth, a quarter and a half of a GPU in whole GiB, and the most."""
+    parts = [(whole_mib // number - overhead_mib) >> 10 << 10 for number in (8, 4, 2)]
+    return tuple(sorted({mib for mib in (*parts, whole_mib - overhead_mib) if mib > 0}))
+
+
 def profile(memory_mib: int) -> Profile:
     """A slice of that size, as what would be made on a GPU is shown."""
     return Profile(SLICE_PROFILE, NAME, memory_mib, 0, 0, MOST_SLICES, ())

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from gres_mig import log
 from gres_mig.errors import StateError
 from gres_mig.files import make_folder
-from gres_mig.models import Allocation, Gpu, Release, Settings, State
+from gres_mig.models import Allocation, Gpu, Release, Settings, State, Tombstone
 from gres_mig.records import FORMAT, decode, encode, kind_of, plain_of
 from gres_mig.values import replace
 
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 _SPARE_BYTES = 1 << 16
 """Kept at the least; more where the records are many."""
 _TOMBSTONE_LIFE_NS = 600 * 10**9
-_MOST_TOMBSTONES = 1024
-"""Each save writes them all; an ask that is still under way after so many ends of others is not one."""
+_MOST_TOMBSTONES = 512
+"""Of one user's kernels, or one cluster's jobs: each save writes them all, and who ends many displaces nobody else's.
+
+An ask that is still under way after so many ends of its own kind is not one.
+"""
 
 
 class Damaged(StateError):
@@ -167,7 +170,7 @@ class Store:
         newest = max((t.begin for t in state.tombstones), default=0)
         tombstones = tuple(t for t in state.tombstones if newest - t.begin < _TOMBSTONE_LIFE_NS)
         if len(tombstones) > _MOST_TOMBSTONES:
-            tombstones = tuple(sorted(tombstones, key=lambda t: t.begin)[-_MOST_TOMBSTONES:])
+            tombstones = _newest(tombstones)
         state = replace(state, generation=state.generation + 1, tombstones=tombstones)
         data = encode(state)
         if not giving_back:
@@ -228,6 +231,13 @@ class Store:
             raise StateError(f"{doing} {path}: {error.strerror}", hint="run it as root", code="NOPERM") from error
         except OSError as error:
             raise StateError(f"{doing} {path}: {error.strerror}") from error
+
+
+def _newest(tombstones: Sequence[Tombstone]) -> tuple[Tombstone, ...]:
+    kept: dict[str, list[Tombstone]] = {}
+    for each in sorted(tombstones, key=lambda t: t.begin):
+        kept.setdefault(each.owner.rpartition(":")[0], []).append(each)
+    return tuple(each for of_one in kept.values() for each in of_one[-_MOST_TOMBSTONES:])
 
 
 def _replace(path: str, data: bytes, mode: int, *, durable: bool = True) -> None:

@@ -19,6 +19,7 @@ from gres_mig.allocator import Allocator
 from gres_mig.commands import boot_unit
 from gres_mig.models import Owner, Request
 from gres_mig.simulator.codes import INVALID_ARGUMENT, NOT_SUPPORTED
+from gres_mig.slice_models import Slicing
 from gres_mig.state import Store
 from gres_mig.values import replace
 
@@ -207,6 +208,14 @@ MISCONFIGURATIONS = (
             "MIG mode", "but this board has no MIG"),
     Planted("a driver older than MIG on the board needs", _old_driver,
             "MIG mode", "has no MIG with driver 570.86.15: an NVIDIA RTX PRO 6000"),
+    Planted("a shared GPU that is not on the node",
+            lambda p: p.configure(slicing=Slicing(("GPU-00000000-1111-2222-3333-444444444444",))),
+            "managed GPUs", "GPU-00000000-1111-2222-3333-444444444444 is to be shared, but not on this node"),
+    Planted("nothing limits the slices of a shared GPU", lambda p: p.configure(slicing=Slicing(p.node.uuids[4:])),
+            "slices", "nothing limits slices: hami_core names no library"),
+    Planted("MIG is on where slices are to be",
+            lambda p: p.configure(managed=p.node.uuids[2:3], slicing=Slicing(p.node.uuids[3:4])),
+            "slices", "its MIG mode is on, and it is to be shared by slices"),
     Planted("MIG mode is off", lambda p: p.node.set_mig(2, False), "MIG mode", "MIG mode is off"),
     Planted("a change of MIG mode is pending", lambda p: p.node.set_mig(3, True, pending=False),
             "MIG mode", "a change of MIG mode to off is pending"),

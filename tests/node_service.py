@@ -67,18 +67,21 @@ class Service:
         self.path = str(self.folder / "run" / presence.SOCKET)
         # Passes come when a test asks for one: an hour is longer than it lives.
         every = [] if "--every" in words else ["--every", "3600"]
-        self.process = subprocess.Popen(
-            [*before, *command("--node", str(self.folder), "serve", *every, *words)],
-            env=environment(**variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        # A file and no pipe: with nobody reading, a service that has much to say would wait for room in it.
+        self._log = self.folder / f"said-{kernel_id()}"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*before, *command("--node", str(self.folder), "serve", *every, *words)],
+                env=environment(**variables),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
 
     def ready(self) -> Service:
         """Itself, once it answers."""
         until(lambda: self.is_up() or self.process.poll() is not None)
-        assert self.process.poll() is None, self.process.communicate()
+        assert self.process.poll() is None, self._log.read_text()
         return self
 
     def is_up(self) -> bool:
@@ -101,8 +104,7 @@ class Service:
         """Its exit code, and what it said; with 0 for a signal it ends by itself."""
         if number and self.process.poll() is None:
             self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=30)
-        return self.process.returncode, said
+        return self.process.wait(30), self._log.read_text()
 
 
 @contextmanager
@@ -120,9 +122,8 @@ def services(node: Node, settings: str = "") -> Iterator[Callable[..., Service]]
 
     yield start
     for service in started:
-        if service.process.poll() is None:
-            service.process.kill()
-        service.process.communicate()
+        service.process.kill()
+        service.process.wait()
 
 
 @contextmanager
@@ -311,7 +312,7 @@ def aged(node: Node, by_s: float) -> None:
 
 def one_pass(node: Node) -> None:
     """What the service does every ten seconds."""
-    answer = command_line.run("--node", node.store.folder, "serve", "--once")
+    answer = command_line.here("--node", node.store.folder, "serve", "--once")
     assert answer.code == 0, answer.err
 
 

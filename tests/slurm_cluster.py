@@ -90,8 +90,8 @@ class Cluster(Lab):
         return self.node(name)["Reason"]
 
     def resume(self, name: str) -> None:
-        """Put a drained node into service again."""
-        self.scontrol("update", f"NodeName={name}", "State=RESUME")
+        """Put a drained node into service again; one that came back by itself meanwhile refuses to be resumed."""
+        self.scontrol("update", f"NodeName={name}", "State=RESUME", check=False)
         self.until(lambda: self.node(name)["State"] == "IDLE", f"{name} idle, but {self.node(name)}")
 
     def state_of(self, node: str) -> dict[str, Any]:

@@ -6,15 +6,19 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 import gres_mig
+from gres_mig import config, machine, simulator
 from gres_mig.allocator import Allocator
 from gres_mig.answers import environment
 from gres_mig.models import Owner, Request, Settings
 from gres_mig.own import NoInstance
 from gres_mig.simulator import Node
+from gres_mig.state import Store
+from tests.command_line import here
 
 
 @pytest.fixture
@@ -63,6 +67,34 @@ def test_where_the_driver_does_not_say_it_the_rest_is_said(inside: dict[str, str
     assert own.used_mib is None
     assert own.note.startswith(f"reading the memory of {own.uuid}: ")
     assert f"use not known ({own.note})" in str(own)
+
+
+def test_of_a_slice_only_its_own_processes_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "node"
+    assert here("simulate", "create", folder, "--board", "l40", "--driver", "615.10.04").code == 0
+    (folder / "config.toml").write_text('slices = "*"\nexperimental_driver_limit = true\n')
+    settings = config.load(node=folder)
+    boot_id, node = machine.boot_id(settings.simulator), Node(folder)
+    allocator = Allocator(settings, Store(settings, boot_id), boot_id)
+    mine, other = (allocator.allocate(Owner(f"manual:{name}"), Request(4000)).allocation for name in ("me", "other"))
+    for name, value in {**environment(mine), "GRES_MIG_NODE": str(folder)}.items():
+        monkeypatch.setenv(name, value)
+    before = gres_mig.current()
+    programs = [
+        subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, env=environment(each))
+        for each in (mine, other)
+    ]
+    for program, used_mib in zip(programs, (512, 3000), strict=True):
+        node.hold(0, pid=program.pid, memory_mib=used_mib)
+
+    own = gres_mig.current()
+    for program in programs:
+        program.communicate()
+    simulator.uninstall()
+
+    assert (before.used_mib, own.used_mib, own.memory_mib, own.isolation) == (0, 512, 4000, "driver-limit")
+    assert str(own).startswith("slice (4,000 MiB) for 4,000 MiB, 512 MiB in use, ")
+    assert str(own).endswith(f"\nof {node.uuids[0]}, isolation=driver-limit")
 
 
 def test_a_profile_that_was_asked_for_by_name_is_no_size(

@@ -210,6 +210,27 @@ def test_a_board_without_mig_is_a_problem_only_where_it_is_managed_by_name(node:
     assert by_name == [("problem", f"GPU 1 ({node.uuids[1]}) is managed, but this board has no MIG")]
 
 
+def test_a_node_that_only_shares_its_gpus_is_as_good_as_another(tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    assert here("simulate", "create", folder, "--board", "l40", "--board", "l40", "--driver", "615.10.04").code == 0
+    file = folder / "config.toml"
+    file.write_text('slices = "*"\nexperimental_driver_limit = true\n')
+    node = simulator.Node(folder)
+
+    good = run(node, "doctor")
+    limited = found(node, "slices")
+    file.write_text('slices = "*"\n')
+    (unlimited,) = found(node, "slices")
+    simulator.uninstall()
+
+    assert good.out.splitlines()[-1] == "no problems, no warnings"
+    assert [each.text for each in limited] == ["2 shared GPU(s); each slice is held to its memory by the driver"]
+    assert unlimited.text == (
+        f"GPU 0 ({node.uuids[0]}), GPU 1 ({node.uuids[1]}): nothing limits slices: "
+        "hami_core names no library, and experimental_driver_limit is off"
+    )
+
+
 def test_a_lost_gpu_is_a_problem(node: simulator.Node, settings: Settings) -> None:
     node.lose(1, identity=True)
     address = node.hardware()["gpus"][1]["pci"]

@@ -19,13 +19,14 @@ import pytest
 from failing_files import Files
 from forked import each
 
-from gres_mig import exporter_reload, log, machine
+from gres_mig import config, exporter_reload, log, machine, simulator
 from gres_mig.allocator import Allocator
 from gres_mig.config_text import render
 from gres_mig.models import Owner, Request, Settings
 from gres_mig.simulator import Node
 from gres_mig.state import Store
 from gres_mig.values import replace
+from tests.command_line import here
 
 ALICE, JOB, OTHER_JOB = Owner("manual:alice"), Owner("slurm:c:4711"), Owner("slurm:c:4712")
 KERNEL = Owner("jupyter:1000:0b5a0e36-7c4e-4f0a-8d2c-9d1f3a5b7c9e", uid=1000)
@@ -114,6 +115,23 @@ def test_a_whole_gpu_is_told_with_everybody_on_it_where_that_is_wanted(settings:
         text for _, text in sorted(zip(ids, ("4711", "manual:alice", "4712"), strict=True))
     ]
     assert sorted(told(folder)["0"].splitlines()) == ["4711", "4712"]
+
+
+def test_owners_of_slices_are_told_in_the_file_of_their_gpu(memory: Path, folder: Path) -> None:
+    node = memory / "l40"
+    assert here("simulate", "create", node, "--board", "l40", "--driver", "615.10.04").code == 0
+    (node / "config.toml").write_text('slices = "*"\nexperimental_driver_limit = true\n')
+    allocator = on(replace(config.load(node=node), dcgm_mapping=str(folder)))
+    for owner in (JOB, ALICE):
+        allocator.allocate(owner, SMALL)
+    both = told(folder)
+    allocator.reclaim(JOB)
+    one = told(folder)
+    allocator.reclaim(ALICE)
+    simulator.uninstall()
+
+    assert (both, one) == ({"0": "4711\nmanual:alice\n"}, {"0": "manual:alice\n"})
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("0", "")]
 
 
 def test_an_adopted_instance_is_told_and_a_foreign_one_is_not(allocator: Allocator, node: Node, folder: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,9 +89,6 @@ def test_what_is_not_plain_is_left_to_click(line: str) -> None:
 
 
 def test_the_quick_way_imports_neither_click_nor_pydantic(node: Path) -> None:
-    import subprocess
-    import sys
-
     program = (
         "import sys, atexit; atexit.register(lambda: print(sorted({'click', 'pydantic', 'tomllib', 'dataclasses', "
         "'inspect', 'typing', 'logging', 'subprocess'} & set(sys.modules)))); "
@@ -101,6 +100,50 @@ def test_the_quick_way_imports_neither_click_nor_pydantic(node: Path) -> None:
     again = subprocess.run(command, check=True, capture_output=True, text=True)
 
     assert again.stdout.splitlines()[-1] == "[]"
+
+
+OPTIONAL = {"exporter", "exporter_reload", "police", "slice_driver", "slice_hami", "slice_session", "slice_users",
+            "slices", "nvml_memory"}  # fmt: skip
+IN_ONE_PROCESS = """\
+import sys
+from gres_mig import config, machine
+from gres_mig.allocator import Allocator
+from gres_mig.models import Owner, Request
+from gres_mig.state import Store
+settings = config.load(node=sys.argv[1])
+boot_id = machine.boot_id(settings.simulator)
+allocator = Allocator(settings, Store(settings, boot_id), boot_id)
+assert allocator.allocate(Owner("manual:a"), Request(1)).created
+assert allocator.reclaim(Owner("manual:a"))[0].verdict == "released"
+allocator.reconcile()
+print(*(name.removeprefix("gres_mig.") for name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize("slices", [False, True])
+def test_what_the_configuration_does_not_name_is_not_imported(node: Path, slices: bool) -> None:
+    if slices:
+        (node / "config.toml").write_text('gpus = "*"\nslices = "*"\ndcgm_mapping = "run/jobs"\n')
+
+    # In one process, for the work itself is done in a child, whose imports nobody would see.
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ONE_PROCESS, node], capture_output=True, text=True, check=True
+    ).stdout.split()
+
+    assert OPTIONAL & set(done) == ((OPTIONAL - {"slices"}) if slices else set())
+
+
+def test_a_line_that_nobody_wants_to_read_costs_no_import_either() -> None:
+    code = "import sys; from gres_mig import log; log.info('allocated'); print('logging' in sys.modules)"
+    more = "; log.warning('stuck')"
+
+    quiet, loud = (
+        subprocess.run([sys.executable, "-c", code + end], capture_output=True, text=True, check=True)
+        for end in ("", more)
+    )
+
+    assert (quiet.stdout, quiet.stderr) == ("False\n", "")
+    assert loud.stderr == "stuck\n"
 
 
 def _without_boot(out: str) -> str:

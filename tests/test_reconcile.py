@@ -108,3 +108,21 @@ def test_an_intent_whose_maker_commits_and_ends_meanwhile_is_no_crash(
     assert outcomes == ()
     assert store.read().records == (allocation,)
     assert len(node.instances()) == 1
+
+
+def test_what_somebody_else_settles_meanwhile_is_told_as_gone(settings: Settings, node: Node) -> None:
+    boot_id = machine.boot_id(settings.simulator)
+    store = Store(settings, boot_id)
+    allocator_at(settings, 2e9).allocate(ALICE, Request(8000))
+    (made,) = node.instances()
+
+    def settle(gpu_uuid: str) -> None:
+        """As a pass of the service that has the GPU's lock first."""
+        if gpu_uuid:
+            node.destroy(made.gpu, made.id)
+            with store.transaction() as transaction:
+                transaction.save(replace(transaction.state, records=()))
+
+    outcomes = Allocator(settings, store, boot_id, watch=settle).reclaim(ALICE)
+
+    assert [(outcome.verdict, outcome.record.owner) for outcome in outcomes] == [("gone", ALICE)]

@@ -146,7 +146,7 @@ def test_the_sizes_say_how_many_could_be_made_now(service: Service) -> None:
 def test_why_says_where_a_request_would_go_and_names_no_owner(service: Service, node: Node) -> None:
     fits = service.ask("GET", "/v1/why?memory=8G").plain
     for name in ("secret", "secrets"):
-        command_line.run("--node", service.folder, "allocate", "--owner", f"manual:{name}", "--memory", "97000")
+        command_line.here("--node", service.folder, "allocate", "--owner", f"manual:{name}", "--memory", "97000")
     full = service.ask("GET", "/v1/why?memory=8G").plain
 
     assert fits["fits"] is True
@@ -250,7 +250,7 @@ def test_what_there_is_not_is_answered_as_json(service: Service, method: str, pa
 def test_the_metrics_name_nobody(service: Service) -> None:
     kernel = kernel_id()
     service.ask("PUT", at(kernel), FULL)
-    command_line.run("--node", service.folder, "allocate", "--owner", "manual:secret", "--memory", "8000")
+    command_line.here("--node", service.folder, "allocate", "--owner", "manual:secret", "--memory", "8000")
 
     text = service.ask("GET", "/metrics").plain["text"]
 

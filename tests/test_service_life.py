@@ -1,4 +1,4 @@
-"""The service's own life and that of the owners it serves: started, killed, replaced, reloaded; alive, gone."""
+"""The service's own life: started, killed and replaced, with its disk full, its driver hanging, its foreman gone."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ import command_line
 import node_service
 import pytest
 from command_line import until
-from node_service import FULL, OTHER, OWNER, Service, kernel_id
+from node_service import FULL, OTHER, Service, kernel_id
 
-from gres_mig import __version__, machine, mounts, presence, service
-from gres_mig.errors import BadRequest, StateError
+from gres_mig import mounts, presence, service
+from gres_mig.errors import StateError
 from gres_mig.models import Process, Settings
-from gres_mig.service import peer, workshop
+from gres_mig.service import place, workshop
 from gres_mig.simulator.admin import Node
 from gres_mig.values import replace
-from gres_mig.witnesses import UNREPORTED_S
 
 Start = Callable[..., Service]
 OLD_S = 20.0
@@ -59,6 +58,14 @@ def test_everybody_may_connect_and_only_root_may_replace_the_socket(start: Start
     assert stat.S_IMODE(there.st_mode) == 0o666
     assert stat.S_IMODE(folder.st_mode) == 0o755
     assert (there.st_uid, folder.st_uid) == (os.geteuid(), os.geteuid())
+
+
+def test_on_a_fresh_node_it_tells_the_sizes_before_anything_was_made(start: Start) -> None:
+    served = start().ready()
+
+    answer = served.ask("GET", "/v1/sizes")
+
+    assert {size["memory_mib"]: size["free"] for size in answer.plain["sizes"]} == {24192: 8, 48512: 4, 97280: 2}
 
 
 def test_a_second_copy_refuses_and_leaves_the_path_to_the_first(start: Start) -> None:
@@ -117,16 +124,16 @@ def another_users(path: Path) -> None:
 @pytest.mark.parametrize("plant", [symlink, a_file, a_folder, another_users])
 @pytest.mark.parametrize("name", [presence.SOCKET, f"{presence.SOCKET}.new"])
 def test_what_others_planted_at_the_path_is_refused_and_left(
-    start: Start, node: Node, plant: Callable[[Path], None], name: str
+    memory: Path, plant: Callable[[Path], None], name: str
 ) -> None:
-    path = Path(node.store.folder) / "run" / name
+    path = memory / name
     plant(path)
     before = os.lstat(path)
 
-    code, said = start().end(0)
+    with pytest.raises(StateError) as refused:
+        place.listen(str(memory))
 
-    assert code == 4
-    assert re.fullmatch(rf"gres-mig: {path} is .*: it was not left by the service and stays as it is; .*\n", said)
+    assert re.fullmatch(rf"{path} is .*: it was not left by the service and stays as it is; .*", str(refused.value))
     assert os.path.samestat(before, os.lstat(path))
     assert os.stat("/etc/passwd").st_size
 
@@ -205,7 +212,7 @@ def test_without_its_packages_it_runs_and_says_once_that_there_is_no_socket(
 def orphan(node: Node) -> None:
     """An instance whose owner, a process, is gone."""
     owner = f"jupyter:0:{kernel_id()}"
-    answer = command_line.run("--node", node.store.folder, "allocate", "--owner", owner, "--memory", "8000")
+    answer = command_line.here("--node", node.store.folder, "allocate", "--owner", owner, "--memory", "8000")
     assert answer.code == 0
     node_service.change(node, lambda record: replace(record, witnesses=(Process(os.getpid(), 1),)))
     node_service.aged(node, OLD_S)
@@ -223,96 +230,31 @@ def test_a_node_of_slurms_alone_needs_no_socket(start: Start) -> None:
     assert not os.path.exists(served.path)
 
 
-# Configuration
-
-
-def test_reload_puts_a_changed_file_into_force_and_says_so(start: Start, node: Node) -> None:
-    served = start().ready()
-    before = served.ask("GET", "/v1/service").plain["config"]
-    node_service.configure(node, "user_instances = 3")
-
-    stale = command_line.run("--node", node.store.folder, "status")
-    doctor = command_line.run("--node", node.store.folder, "doctor")
-    answer = command_line.run("--node", node.store.folder, "reload", "--json")
-    after = served.ask("GET", "/v1/service").plain
-    fresh = command_line.run("--node", node.store.folder, "status", "--json").plain["service"]
-    well = command_line.run("--node", node.store.folder, "doctor")
-
-    assert "which changed since: gres-mig reload" in stale.flat
-    assert "changed since the service read it" in doctor.flat
-    assert answer.plain["sha256"] == after["config"]["sha256"] != before["sha256"]
-    assert after["limits"]["user_instances"] == 3
-    assert (fresh["version"], fresh["config"]["sha256"]) == (__version__, after["config"]["sha256"])
-    assert "of this version, with this configuration" in well.flat
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ('placement = "spred"', r"config.toml:2: placement: found \"spred\".*"),
-        ('state_dir = "elsewhere"', r".*state_dir cannot change while the service runs; run: systemctl restart .*"),
-    ],
-)
-def test_reload_refuses_a_wrong_file_and_the_old_one_stays(start: Start, node: Node, line: str, said: str) -> None:
-    served = start().ready()
-    before = served.ask("GET", "/v1/service").plain["config"]
-    node_service.configure(node, line)
-
-    answer = command_line.run("--node", node.store.folder, "reload")
-    served.process.send_signal(signal.SIGHUP)
-    until(lambda: served.ask("GET", "/v1/service").plain["config"]["error"])
-    after = served.ask("GET", "/v1/service").plain["config"]
-    kernel = make(served)
-
-    assert answer.code == 4
-    assert re.search(said, answer.err)
-    assert (after["sha256"], after["loaded"]) == (before["sha256"], before["loaded"])
-    assert re.search(said, after["error"])
-    assert served.ask("GET", at(kernel)).status == 200
-
-
-def test_reload_without_a_service_says_how_to_start_it(node: Node) -> None:
-    node_service.configure(node, "")
-
-    answer = command_line.run("--node", node.store.folder, "reload")
-
-    assert answer.code == 2
-    assert answer.err == "gres-mig: no service runs on this node; run: systemctl start gres-mig\n"
-
-
-def test_doctor_says_when_the_service_is_of_another_version(start: Start, node: Node) -> None:
-    served = start().ready()
-    run_dir = str(served.folder / "run")
-    here = presence.running(run_dir)
-    assert here is not None
-    presence.tell(run_dir, replace(here, version="0.0.1"))
-
-    doctor = command_line.run("--node", node.store.folder, "doctor")
-    status = command_line.run("--node", node.store.folder, "status")
-
-    assert f"is gres-mig 0.0.1, installed is {__version__}" in doctor.flat
-    assert "service 0.0.1 (installed is" in status.flat
-
-
 # Upgrade, crashes, hangs
 
 
-def test_an_upgrade_under_load_loses_nothing(start: Start, node: Node) -> None:
-    served = start().ready()
+def test_starts_under_way_survive_an_upgrade_a_crash_and_every_pass(start: Start, node: Node) -> None:
+    """A pass every tenth of a second, so that one falls into each step of a start."""
+    served = start("--every", "0.1").ready()
     over, wrong, made = threading.Event(), list[object](), list[str]()
 
-    def ask(method: str, kernel: str, body: object = None) -> node_service.Answer:
+    def ask(method: str, path: str, body: object = None) -> node_service.Answer:
         while True:
             with contextlib.suppress(ConnectionError):
-                return node_service.ask(served.path, method, at(kernel), body)
+                return node_service.ask(served.path, method, path, body)
             # As a client does: not as fast as it can.
             over.wait(0.05)
 
     def live() -> None:
         while not over.is_set():
             kernel = kernel_id()
-            answers = [ask("PUT", kernel, FULL), ask("PUT", kernel, FULL), ask("DELETE", kernel)]
-            if answers[0].status not in (200, 201) or answers[1].status != 200 or answers[2].status != 200:
+            answers = [
+                ask("PUT", at(kernel), FULL),
+                ask("POST", f"{at(kernel)}/process", {"pid": os.getpid()}),
+                ask("PUT", at(kernel), FULL),
+                ask("DELETE", at(kernel)),
+            ]
+            if [answer.status for answer in answers] not in ([201, 200, 200, 200], [200] * 4):
                 wrong.append(answers)
             made.append(kernel)
 
@@ -320,19 +262,46 @@ def test_an_upgrade_under_load_loses_nothing(start: Start, node: Node) -> None:
     for thread in threads:
         thread.start()
     ended = []
-    for number in (signal.SIGTERM, signal.SIGTERM):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         done = len(made)
         until(lambda done=done: len(made) > done + 2)  # type: ignore[misc]
         ended.append(served.end(number)[0])
-        served = start().ready()
+        served = start("--every", "0.1").ready()
     over.set()
     for thread in threads:
         thread.join(60)
 
-    assert ended == [0, 0]
+    assert ended == [0, -signal.SIGKILL]
     assert wrong == []
-    assert node_service.records(node) == ()
+    until(lambda: node_service.records(node) == ())
     assert not node.instances()
+
+
+def test_on_a_full_disk_nothing_is_made_and_all_can_be_given_back(start: Start, node: Node) -> None:
+    node_service.need_root()
+    folder = Path(node_service.settings_of(node).state_dir)
+    folder.mkdir()
+    small = f'mount -t tmpfs -o size=256k none {folder} && exec "$@"'
+    served = start(before=("unshare", "--mount", "sh", "-c", small, "sh")).ready()
+    kernel = make(served)
+    # As the service sees the folder; for all others it is another one.
+    rest = Path(f"/proc/{served.process.pid}/root{folder}/rest")
+    with contextlib.suppress(OSError), rest.open("wb", buffering=0) as filling:
+        while filling.write(bytes(4096)):
+            pass
+
+    refused = served.ask("PUT", at(kernel_id()), FULL)
+    made = len(node.instances())
+    seen = served.ask("GET", at(kernel))
+    gone = served.ask("DELETE", at(kernel))
+    left = len(node.instances())
+    rest.unlink()
+    again = served.ask("PUT", at(kernel_id()), FULL)
+
+    assert (refused.status, refused.code, refused.message.count("\n")) == (500, "STATE", 0)
+    assert "No space left on device" in refused.message
+    assert (seen.status, gone.status, again.status) == (200, 200, 201)
+    assert (made, left) == (1, 0)
 
 
 def test_what_is_being_answered_comes_to_its_end(start: Start, node: Node) -> None:
@@ -419,131 +388,3 @@ def test_a_task_that_ends_by_itself_is_an_error_and_not_silence() -> None:
             return str(await shop.do("live", within_s=20))
 
     assert asyncio.run(do()) == "well"
-
-
-# Owners
-
-
-def test_a_server_that_ends_without_a_word_leaves_nothing(start: Start, node: Node) -> None:
-    node_service.need_root()
-    served = start("--every", "0.2").ready()
-    with node_service.callers(served.path) as starts:
-        server = starts(*node_service.user(OWNER))
-        made = server.ask("PUT", at(kernel_id()), FULL)
-    node_service.aged(node, OLD_S)
-
-    until(lambda: not node.instances())
-
-    assert made.status == 201
-    until(lambda: not node_service.records(node))
-
-
-def test_a_kernel_that_outlives_its_server_keeps_its_instance_until_it_ends(start: Start, node: Node) -> None:
-    node_service.need_root()
-    served = start().ready()
-    with node_service.sleeping(*node_service.user(OWNER)) as process:
-        with node_service.callers(served.path) as starts:
-            server, kernel = starts(*node_service.user(OWNER)), kernel_id()
-            server.ask("PUT", at(kernel), FULL)
-            server.ask("POST", f"{at(kernel)}/process", {"pid": process.pid})
-        node_service.aged(node, UNREPORTED_S + OLD_S)
-        node_service.one_pass(node)
-        kept = len(node.instances())
-    node_service.one_pass(node)
-
-    assert kept == 1
-    assert not node.instances()
-
-
-def test_a_server_whose_kernel_died_keeps_the_instance_for_its_restart(start: Start, node: Node) -> None:
-    served = start().ready()
-    kernel = make(served)
-    with node_service.sleeping() as process:
-        served.ask("POST", f"{at(kernel)}/process", {"pid": process.pid})
-    node_service.aged(node, UNREPORTED_S + OLD_S)
-
-    node_service.one_pass(node)
-    again = served.ask("PUT", at(kernel), FULL)
-
-    assert again.status == 200
-
-
-@pytest.mark.parametrize("judge", ["the service", "gres-mig reconcile"])
-def test_a_kernel_that_is_not_reported_within_a_minute_gets_no_more(start: Start, node: Node, judge: str) -> None:
-    served = start().ready()
-    make(served)
-
-    def settle() -> None:
-        if judge == "the service":
-            node_service.one_pass(node)
-        else:
-            assert command_line.run("--node", node.store.folder, "reconcile").code == 0
-
-    node_service.aged(node, UNREPORTED_S - OLD_S)
-    settle()
-    before = len(node.instances())
-    node_service.aged(node, OLD_S)
-    settle()
-
-    assert before == 1
-    assert not node.instances()
-
-
-def test_asking_again_for_a_reported_kernel_makes_it_no_unreported_one(start: Start, node: Node) -> None:
-    served = start().ready()
-    kernel = make(served)
-    served.ask("POST", f"{at(kernel)}/process", {"pid": os.getpid()})
-    served.ask("PUT", at(kernel), FULL)
-    node_service.aged(node, UNREPORTED_S + OLD_S)
-
-    node_service.one_pass(node)
-
-    assert served.ask("GET", at(kernel)).status == 200
-
-
-def test_a_later_process_with_the_pid_of_a_witness_is_not_that_witness(start: Start, node: Node) -> None:
-    served = start().ready()
-    kernel = make(served)
-    served.ask("POST", f"{at(kernel)}/process", {"pid": os.getpid()})
-    other = Process(os.getpid(), machine.this_process().start - 1)
-    node_service.change(node, lambda record: replace(record, witnesses=(other, other)))
-    node_service.aged(node, OLD_S)
-
-    node_service.one_pass(node)
-
-    assert not node.instances()
-
-
-def test_a_process_that_began_after_its_report_is_another_one() -> None:
-    me = peer.Peer(os.getpid(), os.geteuid(), machine.this_process().start, owns=True)
-    before_ns = machine.now_ns()
-    # A process begins in a tick of 10 ms, and its start is rounded down.
-    until(lambda: machine.now_ns() > before_ns + 20_000_000)
-
-    with node_service.sleeping() as process:
-        with pytest.raises(BadRequest, match="began after it was reported"):
-            peer.reported(me, process.pid, before_ns)
-        found = peer.reported(me, process.pid, machine.now_ns())
-
-    assert found.pid == process.pid
-
-
-def test_an_end_that_comes_while_the_instance_is_made_wins(start: Start, node: Node) -> None:
-    served = start().ready()
-    kernel = kernel_id()
-    hang = node.plant("nvmlGpuInstanceCreateComputeInstance", "hangs", count="node")
-    answers: list[node_service.Answer] = []
-    thread = threading.Thread(target=lambda: answers.append(served.ask("PUT", at(kernel), FULL)))
-    thread.start()
-    until(lambda: node.fired(hang))
-    ended: list[node_service.Answer] = []
-    ending = threading.Thread(target=lambda: ended.append(served.ask("DELETE", at(kernel))))
-    ending.start()
-    until(lambda: any(type(record).__name__ == "Release" for record in node_service.records(node)))
-    node.release(hang)
-    thread.join(60)
-    ending.join(60)
-
-    assert [(answer.status, answer.code) for answer in answers] == [(503, "ENDED")]
-    assert [answer.status for answer in ended] == [200]
-    assert not node.instances()

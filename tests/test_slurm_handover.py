@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from slurm_cluster import Cluster, brought_up, require_slurm
 
 from gres_mig import config
+from gres_mig.simulator.program import command, environment
 from gres_mig.values import replace
 from gres_mig_slurm import handover
 from gres_mig_slurm.liveness import Liveness
@@ -144,6 +147,30 @@ def test_a_node_that_never_had_a_hand_over_has_none_to_sweep(cluster: Cluster) -
     handover.sweep(settings, Liveness(node="n2"))
 
     assert not os.path.exists(handover.folder_of(settings))
+
+
+def one_pass(cluster: Cluster) -> subprocess.CompletedProcess[str]:
+    """One pass of the service on n1."""
+    words = command("--config", str(cluster.gpus("n1") / "config.toml"), "serve", "--once")
+    return cluster.run(*words, user="root", env=environment(SLURM_CONF=str(cluster.conf), SLURMD_NODENAME="n1"))
+
+
+def test_the_services_pass_sweeps_and_never_fails_for_it(cluster: Cluster) -> None:
+    folder = Path(handover.folder_of(config.load(cluster.gpus("n1") / "config.toml")))
+    old = folder / f"{ended(cluster)}.n1"
+    folder.mkdir(parents=True)
+    old.touch()
+    os.utime(old, (0, 0))
+
+    one_pass(cluster)
+    swept = not old.exists()
+    folder.rmdir()
+    folder.touch()
+    said = one_pass(cluster).stderr
+    folder.unlink()
+
+    assert swept
+    assert f"hand-overs of jobs that are over stay: looking through {folder}: Not a directory" in said
 
 
 def test_only_what_is_said_is_cut_short(tmp_path: Path) -> None:

@@ -106,6 +106,15 @@ def test_the_hand_over_is_roots_and_readable_to_the_jobs_user(cluster: Cluster, 
     assert stat.S_IMODE(cluster.handover.stat().st_mode) == 0o755
 
 
+def test_what_was_made_and_destroyed_is_in_the_hooks_own_log(cluster: Cluster, job: int) -> None:
+    prolog = hook(cluster, "prolog", given(cluster, job)).stderr
+    (instance,) = cluster.instances("n1")
+    epilog = hook(cluster, "epilog", given(cluster, job)).stderr
+
+    assert f"gres-mig: allocated {instance.mig_uuids[0]} (1g.24gb) to slurm:lab:{job}\n" in prolog
+    assert f"gres-mig: released: 1g.24gb of slurm:lab:{job} at " in epilog
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_hooks_do_the_same_in_any_shell(cluster: Cluster, job: int, plain: int, shell: str) -> None:
     said = {}

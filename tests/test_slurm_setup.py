@@ -428,6 +428,26 @@ def set_up(etc: Path) -> running.Cluster:
     return running.Cluster(conf_lines.read(str(etc / "slurm.conf")), in_force, {}, "n1")
 
 
+def test_a_node_that_only_shares_its_gpus_is_counted_and_priced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, etc = tmp_path / "node", tmp_path / "etc"
+    assert here("simulate", "create", node, "--board", "l40", "--driver", "615.10.04").code == 0
+    (node / "config.toml").write_text('slices = "*"\nexperimental_driver_limit = true\n')
+    etc.mkdir()
+    (etc / "slurm.conf").write_text("ClusterName=lab\nNodeName=n1\n")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    words = ("slurm", "setup", "--write", "--any-python", "--slurm-conf", etc / "slurm.conf", "--json")
+
+    files = here("--node", node, *words).plain["files"]
+
+    (kind,) = setup.known_sizes(str(etc / "gres-mig-sizes.conf")).types
+    (board,) = kind.boards
+    assert (board.model, board.profiles, board.slice_overhead_mib) == ("NVIDIA L40", (), 0)
+    assert f"NodeName=n1 Gres=migmem:{board.whole_mib}\n" in (etc / "slurm.conf").read_text()
+    assert "gres-mig.service" in {os.path.basename(file["path"]) for file in files}
+
+
 def test_a_dry_run_changes_nothing(etc: Path) -> None:
     before = everything(etc.parent)
     conf = (etc / "slurm.conf").read_text()

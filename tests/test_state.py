@@ -239,6 +239,15 @@ def test_a_hundred_thousand_ends_do_not_make_the_file_grow(store: Store, file: P
     assert store.read().ended(Owner("slurm:alpha:99500")) == 99_500
 
 
+def test_who_ends_many_kernels_displaces_no_end_of_others(store: Store) -> None:
+    kernels = tuple(Tombstone(f"jupyter:5:{number}", number) for number in range(1000, 10_000))
+    others = (Tombstone("slurm:alpha:1", 1), Tombstone("jupyter:6:1", 2))
+    with store.transaction() as node:
+        node.save(replace(node.state, tombstones=(*others, *kernels)))
+
+    assert [store.read().ended(Owner(each.owner)) for each in (*others, kernels[-1])] == [1, 2, 9_999]
+
+
 def test_many_cycles_leave_the_folder_as_large_as_few(allocator: Allocator, settings: Settings) -> None:
     sizes = []
     for _ in range(30):

@@ -20,6 +20,7 @@ from gres_mig.deadline import operate
 from gres_mig.doctor import Finding, boot, driver, monitoring, neighbours, records, rivals
 from gres_mig.doctor import node as checks
 from gres_mig.doctor.service import service
+from gres_mig.doctor.slices import is_one, slices
 from gres_mig.doctor.systemd import Units
 from gres_mig.errors import GresMigError, StateError
 from gres_mig.locks import lock_holders
@@ -124,7 +125,9 @@ def _hardware(settings: Settings, root: Path, *, is_configured: bool) -> Iterato
         yield from checks.managed_gpus(view.gpus, settings)
     # That this user may not list a GPU's instances says nothing of the GPU.
     told = [gpu for gpu in view.gpus if view.owners or MAY_NOT_LIST not in gpu.trouble]
-    yield from driver.mig_mode(told, settings, users, root, root / "sys", versions[0])
+    divided = [gpu for gpu in told if not is_one(gpu, settings)]
+    yield from driver.mig_mode(divided, settings, users, root, root / "sys", versions[0])
+    yield from slices(told, settings)
     if not settings.simulator:
         yield from driver.capability_nodes(view.gpus, settings, root)
     yield from records.foreign(view, settings)
@@ -165,7 +168,9 @@ def _users(settings: Settings, view: View) -> dict[str, tuple[int, ...]]:
     changing = [
         gpu.uuid
         for gpu in view.gpus
-        if settings.manages(gpu) and (gpu.mig_current is False or gpu.mig_current is not gpu.mig_pending)
+        if settings.manages(gpu)
+        and not gpu.sliced
+        and (gpu.mig_current is False or gpu.mig_current is not gpu.mig_pending)
     ]
 
     def users(allocator: Allocator) -> dict[str, tuple[int, ...]]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gres_mig import explain, placement
+from gres_mig import explain, placement, slices
 from gres_mig.answers import emit
 from gres_mig.cli import Node, json_option, pass_node
 from gres_mig.errors import BadRequest, NodeFault, TooBig
 from gres_mig.look import look
-from gres_mig.models import Request, Settings
+from gres_mig.models import Gpu, Request, Settings
 from gres_mig.sizes import format_mib, parse_memory
 from gres_mig.view import View
 
@@ -64,7 +65,7 @@ def install(
         raise BadRequest("no size was named", hint="such as: --memory 8G, or --all-profiles")
     settings = node.settings
     view = look(settings)
-    there = sorted({p.memory_mib for g in view.gpus if settings.manages(g) for p in placement.allowed(g, settings)})
+    there = sorted({mib for gpu in view.gpus if settings.manages(gpu) for mib in _sizes_mib(gpu, settings)})
     if all_profiles and not there:
         why = next((gpu.trouble for gpu in view.gpus if settings.manages(gpu)), "no GPU of it is managed")
         raise NodeFault(f"this node has no sizes to offer: {why}", hint="see: gres-mig doctor", code="CONFIG")
@@ -127,6 +128,12 @@ def _one(user: bool, sys_prefix: bool, prefix: str | None) -> bool:
     if [user, sys_prefix, prefix is not None].count(True) > 1:
         raise BadRequest("--user, --sys-prefix and --prefix are different places", hint="name one of them")
     return user
+
+
+def _sizes_mib(gpu: Gpu, settings: Settings) -> Iterator[int]:
+    if gpu.sliced and not gpu.trouble:
+        yield from slices.sizes_mib(slices.capacity_mib(gpu, settings), slices.overhead_mib(gpu, settings))
+    yield from (profile.memory_mib for profile in placement.allowed(gpu, settings))
 
 
 def _refuse_what_nobody_could_have(request: Request, view: View, settings: Settings, there: list[int]) -> None:

@@ -21,6 +21,8 @@ _FIRST_YEAR = 1_704_067_200.0
 
 _LITTLE_SPACE = 1 << 20
 
+_AGAIN = "run: gres-mig doctor"
+
 
 def version() -> Iterator[Finding]:
     """What runs here."""
@@ -75,6 +77,11 @@ def managed_gpus(gpus: Sequence[Gpu], settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "managed GPUs", "problem", text, f"see: dmesg; if it is gone for good, {without(settings, entry)}"
         )
+    for entry in settings.slicing.gpus:
+        if entry != "*" and entry not in known:
+            gone.append(entry)
+            todo = f"see: dmesg; if it is gone for good, take it out of slices in {settings.config_path}; {_AGAIN}"
+            yield Finding("managed GPUs", "problem", f"{entry} is to be shared, but not on this node", todo)
     for model, names in settings.allowed.items():
         offered = {p.name.lower() for gpu in gpus if gpu.model == model for p in gpu.profiles}
         unknown = [name for name in names if offered and name.lower() not in offered]

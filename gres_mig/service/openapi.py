@@ -17,7 +17,7 @@ _FAILURES = {
     "404": "no such kernel of the caller's",
     "413": "the body is too large",
     "500": "the node is at fault",
-    "503": "no place now, or not within the caller's limits",
+    "503": "no place now, not within the caller's limits, or no turn in time",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gres_mig import machine, placement, published
+from gres_mig import machine, placement, published, slices
 from gres_mig.errors import NoCapacity, NodeFault
 from gres_mig.models import Allocation, Gpu, Profile, Record, Release, Request, Settings, State
 from gres_mig.placement import Room
@@ -28,7 +28,8 @@ def shelf(settings: Settings) -> dict[str, Any]:
     """
     last = last_seen(settings)
     rooms = [room(gpu, last.state) for gpu in last.gpus if settings.manages(gpu)]
-    offers = {here.gpu.uuid: list(_offers(here, settings)) for here in rooms}
+    free_mib = max((slices.largest_mib(here, settings) for here in rooms if _shares(here)), default=0)
+    offers = {here.gpu.uuid: list(_offers(here, settings, free_mib)) for here in rooms}
     return {
         "looked": last.looked or None,
         "sizes": list(_sizes([here.gpu for here in rooms], offers)),
@@ -59,13 +60,29 @@ def _sizes(gpus: Sequence[Gpu], offers: Mapping[str, Sequence[Offer]]) -> Iterat
     return (found[key] for key in sorted(found))
 
 
-def _offers(here: Room, settings: Settings) -> Iterator[Offer]:
+def _offers(here: Room, settings: Settings, free_mib: int) -> Iterator[Offer]:
     """Those of one memory lie in the same slices, and the preferred one stands for them."""
+    if here.gpu.sliced:
+        yield from _slices(here, settings, free_mib)
     exact = replace(settings, upsize=False)
     for memory_mib in sorted({profile.memory_mib for profile in placement.allowed(here.gpu, settings)}):
         request = Request(memory_mib)
         for preferred, *_ in placement.tiers(here.gpu, request, exact):
             yield preferred, _free(here, request, exact)
+
+
+def _slices(here: Room, settings: Settings, free_mib: int) -> Iterator[Offer]:
+    """A slice has any size: some to choose from, and the largest that is free on this node now."""
+    overhead_mib, left_mib = slices.overhead_mib(here.gpu, settings), slices.largest_mib(here, settings)
+    known = slices.sizes_mib(slices.capacity_mib(here.gpu, settings), overhead_mib)
+    for mib in sorted({*known, free_mib}):
+        if 0 < mib <= max(known, default=0):
+            several = (left_mib + overhead_mib) // (mib + overhead_mib) if left_mib and _shares(here) else 0
+            yield slices.profile(mib), several
+
+
+def _shares(here: Room) -> bool:
+    return here.gpu.sliced and not here.closed
 
 
 def _free(here: Room, request: Request, exact: Settings) -> int:
@@ -93,12 +110,12 @@ def _gpu(here: Room, offers: Sequence[Offer], state: State, settings: Settings) 
         "gpu": gpu.index,
         "uuid": gpu.uuid,
         "memory_mib": gpu.memory_mib,
-        "reserved_mib": settings.reserve_mib,
+        "reserved_mib": gpu.memory_mib - slices.capacity_mib(gpu, settings) if gpu.sliced else settings.reserve_mib,
         "held_mib": here.held_mib,
         "closed": bool(here.closed),
         "fenced": gpu.uuid in state.fences,
         "records": records,
-        "free": {profile.name: free for profile, free in offers},
+        "free": {} if gpu.sliced else {profile.name: free for profile, free in offers},
     }
 
 

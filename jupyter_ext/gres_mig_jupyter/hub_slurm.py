@@ -14,6 +14,7 @@ from jupyterhub.apihandlers import default_handlers
 from tornado import web
 from traitlets import TraitError, Unicode, default, observe, validate
 
+from gres_mig import slices
 from gres_mig.errors import ConfigError
 from gres_mig_jupyter.hub_choice import GpuChoice, Refused, Size
 from gres_mig_slurm import conf_lines, sizes_file
@@ -37,9 +38,12 @@ class MigSlurmSpawner(GpuChoice, SlurmSpawner):  # type: ignore[misc]  # batchsp
             hint = "run on a node of each type: gres-mig slurm profiles --write, and name the file: gpu_sizes_file"
             raise ConfigError(f"reading {path}: {error}", hint=hint) from error
         names: dict[int, dict[str, None]] = {}
-        for node in sizes_file.parse(text, path).types:
-            for profile in (p for board in node.boards for p in board.profiles if p.by_size):
+        for board in (board for node in sizes_file.parse(text, path).types for board in node.boards):
+            for profile in (p for p in board.profiles if p.by_size):
                 names.setdefault(profile.memory_mib, {})[profile.name] = None
+            if board.largest_slice_mib:
+                for memory_mib in slices.sizes_mib(board.whole_mib, board.slice_overhead_mib):
+                    names.setdefault(memory_mib, {})[slices.NAME] = None
         return [Size(memory_mib, tuple(profiles)) for memory_mib, profiles in sorted(names.items())]
 
     def get_req_subvars(self) -> dict[str, str]:

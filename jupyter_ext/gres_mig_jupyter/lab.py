@@ -103,7 +103,8 @@ class Server:
             self._terminal, stdin = pty.openpty()
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*acting_as(self.user), sys.executable, "-m", "jupyter_server"],
+                # As from a terminal, also where this runs under nohup.
+                [*acting_as(self.user), "env", "--default-signal=HUP", sys.executable, "-m", "jupyter_server"],
                 cwd=self.folder,
                 env=self.environment(),
                 stdin=stdin,

@@ -13,6 +13,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Any as AnyTrait
 from traitlets import Unicode
 
+from gres_mig.answers import added
 from gres_mig.errors import BadRequest, Fault, GresMigError
 from gres_mig.sizes import parse_memory
 from gres_mig_jupyter.node import Node, this_server
@@ -59,7 +60,7 @@ class MigProvisioner(LocalProvisioner):
             given = await self._given(node, restarts)
             kwargs = await super().pre_launch(**{**kwargs, "env": env})
             # After the kernel spec's own variables.
-            kwargs["env"].update(given["environment"])
+            kwargs["env"] = added(given["environment"], kwargs["env"])
         except GresMigError as error:
             # A refused ask leaves nothing, nor does one that never got there; another failure may have begun something.
             if restarts or (error.fault is Fault.NODE and error.code not in _NOTHING_BEGUN):

@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from gres_mig import slice_hami, slice_users
 from gres_mig.errors import BadRequest
 from gres_mig.sizes import format_mib
+from gres_mig.slice_models import Slicing
 
 
 def of_job() -> dict[str, Any]:
@@ -15,6 +17,10 @@ def of_job() -> dict[str, Any]:
     told = os.environ
     environment = {name: value for name, value in told.items() if name.startswith("GRES_MIG_")}
     environment |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"), told["GRES_MIG_UUID"])
+    if slice_users.VARIABLE in told:
+        # What holds a slice to its memory holds its kernels too, whatever their specs preload.
+        names = [line.partition("=")[0] for line in slice_hami.variables(Slicing(), "", 0)]
+        environment |= {name: told[name] for name in names if name in told}
     memory = told.get("GRES_MIG_MEMORY_MIB", "")
     profile = {"name": told.get("GRES_MIG_PROFILE", ""), "memory_mib": int(memory) if memory.isdigit() else 0}
     return {
