@@ -122,9 +122,8 @@ def create(
     command = f"gres-mig --node {shlex.quote(str(folder))}"
     steps = _next_steps(command, gpus, [gpu for gpu in gpus if settings.manages(gpu)])
     shown = [_plain(gpu, managed=settings.manages(gpu)) for gpu in gpus]
-    text = "\n".join(
-        [f"{folder} holds a node of {len(gpus)} simulated GPUs", *_lines(shown), *(f"next: {step}" for step in steps)]
-    )
+    first = f"{folder} holds a node of {len(gpus)} simulated GPU{'s' * (len(gpus) != 1)}"
+    text = "\n".join([first, *_lines(shown), *(f"next: {step}" for step in steps)])
     emit({"node": settings.simulator, "gpus": shown, "next": steps}, text, as_json=as_json)
 
 
