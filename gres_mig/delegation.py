@@ -15,6 +15,9 @@ from gres_mig.models import Settings
 from gres_mig.mounts import refuse_a_network_file_system
 from gres_mig.values import Value
 
+_Entry = tuple[str, "int | None"]
+"""A name, and the descriptor of the folder that it is in where it says that not itself."""
+
 _LEAVE = "proc/driver/nvidia/capabilities/mig/config"
 """Whoever can open the device node of this capability may make and destroy instances, as root may (nvml.h)."""
 _NODE = "dev/nvidia-caps/nvidia-cap{}"
@@ -60,6 +63,11 @@ def plan(settings: Settings, account: pwd.struct_passwd, root: str = "/") -> lis
             f"the node service runs (pid {running.pid}): it serves every user, and needs the records to be root's",
             hint="end it first: systemctl disable --now gres-mig",
         )
+    if account.pw_uid and os.path.lexists(handovers := os.path.join(settings.run_dir, "slurm")):
+        raise BadRequest(
+            f"Slurm's jobs get instances here ({handovers}): its hooks need the records and that folder to be root's",
+            hint="give a machine to one user that is no node of Slurm's",
+        )
     refuse_a_network_file_system(settings.state_dir)
     if settings.simulator:
         return [_folder(settings.simulator, 0o755, account, _everything)]
@@ -89,36 +97,38 @@ def carry_out(steps: list[Step]) -> None:
                 raise ConfigError(f"{step.path}: {step.text}: {error.strerror}") from error
 
 
-def _folder(path: str, mode: int, account: pwd.struct_passwd, contents: Callable[[str], Iterator[str]]) -> Step:
+def _folder(path: str, mode: int, account: pwd.struct_passwd, contents: Callable[[str], Iterator[_Entry]]) -> Step:
     def do() -> None:
         make_folder(path, mode)
-        for below in (*contents(path), path):
-            _give(below, account)
+        for name, folder in contents(path):
+            _give(name, account, folder)
+        _give(path, account)
 
     there = os.path.isdir(path) and os.lstat(path).st_uid == account.pw_uid
     return Step(path, f"it and what is in it belong to {account.pw_name}", not there, do)
 
 
-def _files(path: str) -> Iterator[str]:
+def _files(path: str) -> Iterator[_Entry]:
     # No deeper: the folder cannot be exchanged under us, one in it could.
-    return (os.path.join(path, name) for name in os.listdir(path))
+    return ((os.path.join(path, name), None) for name in os.listdir(path))
 
 
-def _everything(path: str) -> Iterator[str]:
-    for folder, folders, files in os.walk(path):
+def _everything(path: str) -> Iterator[_Entry]:
+    # By descriptors: whoever has the tree could put a link to another folder in the place of one of its own.
+    for _, folders, files, descriptor in os.fwalk(path):
         # Its configuration stays its maker's, who would not trust another's when he takes the node back.
-        yield from (os.path.join(folder, name) for name in (*files, *folders) if name != "config.toml")
+        yield from ((name, descriptor) for name in (*files, *folders) if name != "config.toml")
 
 
-def _give(path: str, account: pwd.struct_passwd) -> None:
+def _give(path: str, account: pwd.struct_passwd, folder: int | None = None) -> None:
     # By descriptor and for what it is now: whoever had the folder may put something else there meanwhile.
-    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         status = os.fstat(descriptor)
         plain = stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
         if os.path.basename(path).startswith("config.") and path.endswith(".json"):
             # What validation made of the configuration: kept by one user, it is not another's to trust.
-            os.unlink(path)
+            os.unlink(path, dir_fd=folder)
         elif plain and status.st_uid != account.pw_uid:
             os.chown(f"/proc/self/fd/{descriptor}", account.pw_uid, account.pw_gid)
     finally:

@@ -59,7 +59,7 @@ def flaw(slicing: Slicing, *, simulated: bool) -> str:
 
 
 def variables(slicing: Slicing, folder: str, memory_mib: int) -> tuple[str, ...]:
-    """What makes a process and its children stay within so much memory; `folder` is theirs to write.
+    """What makes a process and its children stay within so much memory; `cache` in `folder` is theirs.
 
     The bare limit and that of device 0 are both read; an index instead of a UUID in CUDA_VISIBLE_DEVICES, or a file
     that another slice wrote, would lift them (measured, HAMi-core 8f3a89c).

@@ -1,7 +1,8 @@
 """NVML, and on GPUs that are shared by slices the folders that stand for those: so one protocol serves both.
 
 A slice is made, looked at and destroyed in the steps of a GPU instance. Its folder below `slices` in the run folder is
-the instance: what it takes of which GPU is in its name. The owner's folder inside is the compute instance.
+the instance: what it takes of which GPU is in its name. The folder inside is the compute instance. Both are root's: the
+owner has one file there, and no tree that root would have to walk.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 from gres_mig import machine, nvml_memory, slice_driver, slice_hami, slice_users
-from gres_mig.errors import NodeFault
+from gres_mig.errors import Busy, NodeFault
 from gres_mig.models import ComputeInstance, Gpu, Instance, Placement, Record, Settings
 from gres_mig.nvml import Session
 from gres_mig.slice_models import COOPERATIVE, DRIVER_LIMIT, SLICE_PROFILE
@@ -21,7 +22,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gres_mig.slice_models import GpuUser
 
-_OWN, _CGROUP = "own", "cgroup"
+_OWN, _CACHE, _CGROUP = "own", "cache", "cgroup"
+_CACHE_VARIABLE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+_NOBODY = 65534
 
 
 class SliceSession(Session):
@@ -76,8 +79,9 @@ class SliceSession(Session):
                 more: tuple[str, ...] = (f"GRES_MIG_CGROUP={cgroup}",)
             else:
                 more = slice_hami.variables(self._settings.slicing, own, record.memory_mib)
-            _make(own, 0o700)
-            os.chown(own, record.owner.uid, -1)
+            _make(own, 0o711)
+            if record.slice == COOPERATIVE:
+                _give(os.path.join(own, _CACHE), record.owner.uid)
         except OSError as error:
             raise NodeFault(f"making {error.filename}: {error.strerror}", code="STATE") from error
         variables = (*more, f"{slice_users.VARIABLE}={record.nonce}")
@@ -150,7 +154,9 @@ class SliceSession(Session):
 
     def _users(self, gpu_uuid: str) -> tuple[GpuUser, ...]:
         nonces = {str(instance.handle).rpartition(".")[2] for instance in self._there(gpu_uuid)}
-        return slice_users.users(nvml_memory.used_mib(self._handles[gpu_uuid], gpu_uuid), self._records, nonces)
+        # Of this GPU alone: who has a slice of another and uses this one is a stranger here.
+        records = [record for record in self._records if record.gpu_uuid == gpu_uuid]
+        return slice_users.users(nvml_memory.used_mib(self._handles[gpu_uuid], gpu_uuid), records, nonces)
 
     def _there(self, gpu_uuid: str) -> Iterator[Instance]:
         for path in _entries(self._folder):
@@ -169,11 +175,16 @@ class SliceSession(Session):
         return os.path.join(self._settings.run_dir, "slices", machine.boot_id(self._settings.simulator)[:8])
 
     def _make_folders(self) -> None:
+        if os.path.exists(run_dir := self._settings.run_dir) and os.stat(run_dir).st_uid not in (0, os.geteuid()):
+            # Whoever has it could lead root to another folder, whose content would go.
+            raise NodeFault(f"{run_dir} is another user's; he makes slices in it, or nobody does", code="SLICE")
         if os.path.isdir(self._folder):
             return
         above = os.path.dirname(self._folder)
         for old in _entries(above):
-            _remove(old)
+            # Unless somebody who makes a slice of another GPU has made it meanwhile.
+            if old != self._folder:
+                _remove(old)
         # An owner may go through them to his own folder, and nobody but root can list what is there.
         _make(above, 0o711)
         _make(self._folder, 0o711)
@@ -182,16 +193,25 @@ class SliceSession(Session):
         environment = {"CUDA_VISIBLE_DEVICES": gpu_uuid, **dict(line.split("=", 1) for line in variables)}
         # Half of it: past the whole the GPU would pass for one that hangs.
         limit_s = self._settings.hardware_timeout_s / 2
-        slice_hami.prove(environment, record.memory_mib, record.owner.uid, limit_s)
-        cache = environment["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
+        cache, uid = environment[_CACHE_VARIABLE], record.owner.uid
         try:
-            # The job's first process makes it anew: a dead process's slot in it would upset the count (HAMi-core
-            # 8f3a89c loses a live process's when it clears a dead one's).
+            slice_hami.prove(environment, record.memory_mib, uid, limit_s)
+        except NodeFault as error:
+            if os.geteuid() != 0 or uid in (0, _NOBODY):
+                raise
+            # What runs as its owner he can end, stop and change (`pkill -u alice`), and the node is not at fault then;
+            # as nobody it is out of his reach.
+            apart = f"{cache}.{_NOBODY}"
+            _give(apart, _NOBODY)
+            slice_hami.prove({**environment, _CACHE_VARIABLE: apart}, record.memory_mib, _NOBODY, limit_s / 2)
+            raise Busy(f"{error.message}; as uid {_NOBODY} it works", hint="ask again") from error
+        try:
+            # Anew for the job's first process: a dead process's slot in it would upset the count (HAMi-core 8f3a89c
+            # loses a live process's when it clears a dead one's).
             os.unlink(cache)
-        except FileNotFoundError:
-            return
+            _give(cache, record.owner.uid)
         except OSError as error:
-            raise NodeFault(f"removing {cache}: {error.strerror}", code="STATE") from error
+            raise NodeFault(f"making {cache}: {error.strerror}", code="STATE") from error
 
 
 def _make(path: str, mode: int) -> None:
@@ -200,6 +220,14 @@ def _make(path: str, mode: int) -> None:
     except FileExistsError:
         return
     os.chmod(path, mode)
+
+
+def _give(path: str, uid: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchown(descriptor, uid, -1)
+    finally:
+        os.close(descriptor)
 
 
 def _entries(folder: str) -> list[str]:
@@ -211,7 +239,6 @@ def _entries(folder: str) -> list[str]:
 
 
 def _remove(path: str) -> None:
-    # It follows no link in there, which an owner may have put.
     import shutil
 
     try:

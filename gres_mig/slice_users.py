@@ -13,7 +13,11 @@ from gres_mig.slice_models import GpuUser
 VARIABLE = "GRES_MIG_SLICE"
 """In the environment of every process of a slice; its value is the nonce of the slice's record."""
 
-_JOB = re.compile(r"/job_([0-9]+)(?:/|$)", re.MULTILINE)
+_JOB = re.compile(
+    r"^\d+:[^:\n]*:/(?:system\.slice/(?:[^/\n]+_)?slurmstepd\.scope|slurm[^/\n]*/uid_\d+)/job_([0-9]+)(?:/|$)",
+    re.MULTILINE,
+)
+"""Slurm's own cgroups, version 2 and 1, from the root on: below `user@UID.service` a user names his as he likes."""
 _MOST_PARENTS = 64
 
 
@@ -38,8 +42,8 @@ def belongs(process: Process, slices: Sequence[Record], nonces: Container[str] =
 
     What a process cannot change about itself comes first; its environment is believed only to be its owner's.
     """
-    job = _JOB.search(_read(process.pid, "cgroup"))
-    mine = next((r.nonce for r in slices if job and _job_id(r) == job[1]), "")
+    job = job_of(_read(process.pid, "cgroup"))
+    mine = next((r.nonce for r in slices if job and _job_id(r) == job), "")
     if mine:
         return mine
     for parent in _line(process):
@@ -47,6 +51,12 @@ def belongs(process: Process, slices: Sequence[Record], nonces: Container[str] =
         if len(found) == 1:
             return found[0]
     return _claimed(process.pid, slices, nonces)
+
+
+def job_of(cgroups: str) -> str:
+    """The Slurm job that a process is in by its /proc/PID/cgroup; empty: none."""
+    found = _JOB.search(cgroups)
+    return found[1] if found else ""
 
 
 def _claimed(pid: int, slices: Sequence[Record], nonces: Container[str]) -> str:

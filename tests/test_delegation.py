@@ -226,6 +226,15 @@ def test_beside_a_running_service_it_is_refused(host: Host) -> None:
         delegation.plan(host.settings, delegation.user(USER))
 
 
+def test_where_slurms_jobs_get_instances_it_is_refused_and_can_be_undone(settings: Settings, root: Path) -> None:
+    (root / "run/slurm").mkdir(parents=True)
+
+    with pytest.raises(BadRequest, match="Slurm's jobs get instances here"):
+        delegate(settings, USER, root)
+
+    delegate(settings, "root", root)
+
+
 def test_on_a_simulated_node_the_user_becomes_its_maker_and_root_takes_it_back(host: Host) -> None:
     require_user(USER)
 
@@ -248,6 +257,35 @@ def test_on_a_simulated_node_the_user_becomes_its_maker_and_root_takes_it_back(h
     assert untouched == "root"
     assert {owner(path) for path in host.folder.rglob("*")} == {"root"}
     assert host.instances()
+
+
+def test_a_link_in_place_of_a_folder_of_his_gives_nobody_what_is_behind_it(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has the tree of a simulated node exchanges it while root gives it to another."""
+    his, other = pwd.getpwnam(USER), pwd.getpwnam(OTHER_USER)
+    (memory / "config.toml").write_text("")
+    node = Settings(f"{memory}/node/state", f"{memory}/node/run", "", simulator=f"{memory}/node")
+    for path in (memory / "node/inner/shadow", memory / "behind/shadow"):
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+    for path in (memory / "node", memory / "node/inner", memory / "node/inner/shadow"):
+        os.chown(path, his.pw_uid, -1)
+    opening = os.open
+
+    def exchanged(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if os.path.basename(path) == "shadow":
+            monkeypatch.undo()
+            (memory / "node/inner").rename(memory / "node/aside")
+            (memory / "node/inner").symlink_to(memory / "behind")
+        return opening(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", exchanged)
+
+    delegation.carry_out(delegation.plan(node, other, str(memory)))
+
+    assert owner(memory / "behind/shadow") == "root"
+    assert owner(memory / "node/aside/shadow") == OTHER_USER
 
 
 def test_to_write_it_takes_root(settings: Settings, root: Path) -> None:

@@ -180,7 +180,7 @@ def test_the_folders_that_may_be_written_are_those_of_the_configuration() -> Non
     ("lines", "added"),
     [
         ("", set()),
-        ('slices = "*"', {"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_SETUID", "CAP_SETGID"}),
+        ('slices = "*"', {"CAP_CHOWN", "CAP_SETUID", "CAP_SETGID"}),
         ('dcgm_sighup = "dcgm-exporter.service"', {"CAP_KILL"}),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from command_line import run as run_command
 from commands import run
 from vgpu import PROGRAM, built, require_compiler, slicing
 
-from gres_mig import answers, config, log, machine
+from gres_mig import answers, config, log, machine, slice_users
 from gres_mig.allocator import Allocator
-from gres_mig.errors import NodeFault
+from gres_mig.errors import Busy, NodeFault
 from gres_mig.models import Allocation, Owner, Request, Settings
 from gres_mig.simulator.admin import Node
 from gres_mig.state import Store
@@ -180,13 +181,37 @@ class TestTheProbe:
         with pytest.raises(NodeFault, match=r"starting a process under .* cannot be preloaded"):
             allocator(settings, hami_core=str(nothing)).allocate(ALICE, Request(4000))
 
-    def test_it_leaves_no_file_that_the_job_would_find(self, alice: Allocation) -> None:
-        cache = Path(answers.environment(alice)["CUDA_DEVICE_MEMORY_SHARED_CACHE"])
+    def test_it_leaves_nothing_in_the_file_that_the_job_finds(self, settings: Settings, libraries: Path) -> None:
+        counting = allocator(settings, hami_core=built(libraries, "WRITES"))
 
-        before = cache.exists()
-        program(alice, "")
+        cache = self.cache(counting.allocate(ALICE, Request(4000)).allocation)
 
-        assert (before, cache.exists()) == (False, True)
+        assert cache.stat().st_size == 0
+
+    def test_its_user_has_that_file_and_no_folder_that_root_would_walk(self, settings: Settings) -> None:
+        cache = self.cache(allocator(settings).allocate(ALICE, Request(4000)).allocation)
+
+        assert (cache.stat().st_uid, cache.stat().st_mode & 0o777) == (ALICE.uid or os.geteuid(), 0o600)
+        assert (cache.parent.stat().st_uid, cache.parent.stat().st_mode & 0o777) == (os.geteuid(), 0o711)
+
+    def test_who_ends_it_has_no_fault_found_with_the_node(self, settings: Settings) -> None:
+        """As `pkill -u alice` does."""
+        if os.geteuid() != 0:
+            pytest.skip("only root starts processes of other users")
+        # Where other users may go, which is not below pytest's own folder.
+        with tempfile.TemporaryDirectory(prefix="gres-mig-") as folder:
+            os.chmod(folder, 0o755)
+            theirs = replace(settings, run_dir=f"{folder}/run", slicing=slicing(Path(folder), "KILLED"))
+
+            with pytest.raises(Busy, match="as uid 6: it ended with -9; as uid 65534 it works"):
+                allocator(theirs).allocate(Owner("manual:alice", 6), Request(4000))
+
+            assert list(Path(theirs.run_dir, "slices").glob("*/*")) == []
+
+    @staticmethod
+    def cache(allocation: Allocation) -> Path:
+        """The library's own file."""
+        return Path(answers.environment(allocation)["CUDA_DEVICE_MEMORY_SHARED_CACHE"])
 
     def test_its_failure_is_one_line_and_the_nodes_fault(self, node: Node, libraries: Path) -> None:
         library = built(libraries, "NO_LIMIT")
@@ -222,6 +247,33 @@ class TestTheProbe:
 
         libraries.chmod(0o755)
         assert list(Path(settings.run_dir, "slices").glob("*/*")) == []
+
+
+class TestWhose:
+    @pytest.mark.parametrize(
+        "cgroups",
+        [
+            "0::/system.slice/slurmstepd.scope/job_17/step_0/user/task_0\n",
+            "0::/system.slice/n1_slurmstepd.scope/job_17\n",
+            "12:cpuset:/\n4:memory:/slurm/uid_1000/job_17/step_batch/task_0\n",
+            "4:memory:/slurm_n1/uid_1000/job_17/step_batch\n",
+        ],
+    )
+    def test_a_process_in_slurms_cgroup_is_its_jobs(self, cgroups: str) -> None:
+        assert slice_users.job_of(cgroups) == "17"
+
+    @pytest.mark.parametrize(
+        "cgroup",
+        [
+            "user.slice/user-1000.slice/user@1000.service/job_17",
+            "user.slice/user-1000.slice/user@1000.service/system.slice/slurmstepd.scope/job_17",
+            "user.slice/user-1000.slice/user@1000.service/slurm/uid_1001/job_17",
+            "system.slice/slurmstepd.scope/job_17x",
+        ],
+    )
+    def test_a_cgroup_that_its_user_named_makes_it_nobodys(self, cgroup: str) -> None:
+        """Else who names one like another's job has that job ended for the memory he uses."""
+        assert slice_users.job_of(f"0::/{cgroup}\n1:name=systemd:/{cgroup}\n") == ""
 
 
 class TestThePolice:

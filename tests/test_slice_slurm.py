@@ -20,7 +20,7 @@ JOB = """\
 umask 027
 srun -n1 python3 -S program.py
 env | sed -n 's/^GRES_MIG_ISOLATION=/isolation /p; s/^CUDA_VISIBLE_DEVICES=/on /p'
-ls "${CUDA_DEVICE_MEMORY_SHARED_CACHE%/cache}"
+[ -w "$CUDA_DEVICE_MEMORY_SHARED_CACHE" ] && [ ! -w "${CUDA_DEVICE_MEMORY_SHARED_CACHE%/*}" ] && echo his file alone
 """
 WRITES = """
 open("result", "w").close()
@@ -74,21 +74,21 @@ def test_a_job_is_held_to_its_slice_and_leaves_nothing(cluster: Cluster) -> None
     assert "sees 4000 4000 0o640" in said
     assert "isolation cooperative" in said
     assert f"on {cluster.hands('n1').uuids[1]}" in said
-    assert "cache" in said.split()
+    assert "his file alone" in said
 
 
-def test_two_jobs_share_the_card_each_with_a_folder_of_its_users(cluster: Cluster) -> None:
+def test_two_jobs_share_the_card_each_with_a_file_of_its_users(cluster: Cluster) -> None:
     jobs = [cluster.sbatch("--gres=migmem:4000", script="echo $CUDA_VISIBLE_DEVICES; sleep 60") for _ in range(2)]
     cluster.until(lambda: all("GPU-" in cluster.output(job) for job in jobs), "both jobs' output")
 
     there = left(cluster)
-    own = [(each / "own").stat() for each in there]
+    own = [(each / "own/cache").stat() for each in there]
     for job in jobs:
         cluster.scancel(job)
     cluster.until(lambda: left(cluster) == [], "their slices gone")
 
     assert len(there) == 2
-    assert {(each.st_uid, each.st_mode & 0o777) for each in own} == {(pwd.getpwnam(USER).pw_uid, 0o700)}
+    assert {(each.st_uid, each.st_mode & 0o777) for each in own} == {(pwd.getpwnam(USER).pw_uid, 0o600)}
 
 
 def test_slices_are_counted_so_that_who_does_not_fit_waits_at_the_controller(counted: Cluster) -> None:

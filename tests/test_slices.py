@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -177,10 +178,26 @@ class TestAL40:
         assert again(settings).allocate(BOB, Request(44173)).created
         assert len(folders(settings)) == 1
 
+    def test_root_makes_none_in_a_run_folder_that_a_user_has(
+        self, allocator: Allocator, settings: Settings, tmp_path: Path
+    ) -> None:
+        """His `slices` may be a link to a folder of somebody else."""
+        if os.geteuid() != 0:
+            pytest.skip("only root gives something to another user")
+        (tmp_path / "kept").mkdir()
+        os.makedirs(settings.run_dir, exist_ok=True)
+        os.symlink(tmp_path, os.path.join(settings.run_dir, "slices"))
+        os.chown(settings.run_dir, 65534, -1)
+
+        with pytest.raises(NodeFault, match="is another user's"):
+            allocator.allocate(ALICE, Request(4000))
+
+        assert (tmp_path / "kept").exists()
+
     def test_a_slice_whose_folder_is_gone_is_lost(self, allocator: Allocator, settings: Settings) -> None:
         allocator.allocate(ALICE, Request(4000))
         (folder,) = folders(settings)
-        (folder / "own").rmdir()
+        shutil.rmtree(folder / "own")
 
         (outcome,) = allocator.reconcile()
 
@@ -218,6 +235,39 @@ class TestAL40:
     def write(node: Node, *lines: str) -> None:
         """The node's configuration."""
         Path(node.store.folder, "config.toml").write_text("\n".join(('gpus = "*"', *lines, "")))
+
+
+class TestTwoGpus:
+    @pytest.fixture
+    def boards(self) -> list[tuple[str, int]]:
+        return [("l40", 2)]
+
+    def test_the_first_slice_after_a_boot_leaves_one_that_was_made_meanwhile(
+        self, allocator: Allocator, settings: Settings, node: Node, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        listing = os.listdir
+
+        def listed(path: str) -> list[str]:
+            if path == os.path.join(settings.run_dir, "slices"):
+                monkeypatch.undo()
+                again(settings).allocate(BOB, Request(4000, gpus=(node.uuids[1],)))
+            return listing(path)
+
+        monkeypatch.setattr(os, "listdir", listed)
+
+        allocator.allocate(ALICE, Request(4000, gpus=(node.uuids[0],)))
+
+        assert {folder.name.partition(".")[0] for folder in folders(settings)} == set(node.uuids)
+
+    def test_who_has_a_slice_of_another_gpu_is_of_no_slice_on_this_one(self, allocator: Allocator, node: Node) -> None:
+        slice_ = allocator.allocate(ALICE, Request(4000, gpus=(node.uuids[0],))).allocation
+        user = of_slice(slice_.nonce)
+        node.hold(1, pid=user.pid, memory_mib=30000)
+
+        seen = allocator.look()
+        user.communicate()
+
+        assert [gpu.foreign_mib for gpu in seen] == [0, 30000]
 
 
 class TestInUse:

@@ -348,6 +348,19 @@ def test_only_root_may_run_prolog_and_epilog(cluster: Cluster, job: int) -> None
     assert len(before["records"]) == 1
 
 
+def test_a_prolog_writes_nothing_where_a_user_could_put_links(cluster: Cluster, job: int) -> None:
+    os.chown(cluster.handover.parent, UID, -1)
+    try:
+        ran = hook(cluster, "prolog", given(cluster, job))
+    finally:
+        os.chown(cluster.handover.parent, 0, -1)
+    cluster.wait_drained("n1")
+    cluster.resume("n1")
+
+    assert (ran.returncode, "is not root's" in ran.stderr) == (1, True)
+    assert handed_over(cluster, job) == {}
+
+
 def test_a_user_cannot_change_his_own_hand_over(cluster: Cluster, job: int) -> None:
     hook(cluster, "prolog", given(cluster, job))
     file = cluster.handover / f"{job}.n1"

@@ -16,6 +16,7 @@ from tests.command_line import here
 
 SOURCE = r"""
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -32,6 +33,10 @@ int cuInit(unsigned flags)
 #ifdef HANGS
     pause();
 #endif
+#ifdef KILLED
+    if (getuid() != 65534)
+        kill(getpid(), SIGKILL);
+#endif
 #ifndef NO_LIMIT
     limit = (size_t)atol(text ? text : "0") << 20;
 #endif
@@ -41,6 +46,10 @@ int cuInit(unsigned flags)
     file = open(cache ? cache : "/nowhere/cache", O_RDWR | O_CREAT, 0666);
     if (file < 0)
         exit(1);
+#ifdef WRITES
+    if (write(file, "x", 1) != 1)
+        exit(1);
+#endif
     close(file);
     return 0;
 }
@@ -93,7 +102,7 @@ def require_compiler() -> None:
 
 
 def built(folder: Path, *flags: str) -> str:
-    """The library, with these of its ways: FAILS, HANGS, NO_LIMIT, KEEPS_UMASK."""
+    """The library, with these of its ways: FAILS, HANGS, KILLED, WRITES, NO_LIMIT, KEEPS_UMASK."""
     library = folder / f"lib{'-'.join(('vgpu', *flags))}.so"
     (folder / "vgpu.c").write_text(SOURCE)
     command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), str(folder / "vgpu.c")]

@@ -76,8 +76,7 @@ WantedBy=multi-user.target
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_MKNOD")
 
 _FOR_SLICES = {
-    "CAP_CHOWN": "a slice's folder is its owner's",
-    "CAP_DAC_OVERRIDE": "and goes with whatever its owner left in it",
+    "CAP_CHOWN": "a slice's file is its owner's",
     "CAP_SETUID": "the limit of a slice is proved by a process of its owner's",
     "CAP_SETGID": "the same, in its owner's group",
 }

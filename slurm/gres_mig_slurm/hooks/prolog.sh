@@ -90,6 +90,9 @@ case ${SLURMD_NODENAME-} in
     ;;
 esac
 
+# Where a user could put links, root writes nothing.
+[ ! -e "${HANDOVER%/*}" ] || [ -O "${HANDOVER%/*}" ] ||
+    drain "${HANDOVER%/*} is not root's, and Slurm is here: run: gres-mig setup --delegate root --write"
 [ -d "$HANDOVER" ] || mkdir -p "$HANDOVER"
 # Before anything is begun: an epilog that comes while this is under way leaves a tombstone because of it.
 echo STATE=asking 2>/dev/null >"$gm_file"
