@@ -23,7 +23,9 @@ def replace_whole(path: str, text: str, mode: int = 0o644, owner: tuple[int, int
     folder = os.path.dirname(path)
     make_folder(folder)
     temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as stream:
+    # A link that somebody put there is not followed: a folder may be another user's.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8", errors="surrogateescape") as stream:
         if owner is not None:
             os.fchown(stream.fileno(), *owner)
         os.fchmod(stream.fileno(), mode)

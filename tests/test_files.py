@@ -59,3 +59,14 @@ def test_two_copies_of_one_second_are_two_files(tmp_path: Path) -> None:
     two = files.keep_copy(str(path))
 
     assert [Path(kept).read_text() for kept in (one, two)] == ["first", "second"]
+
+
+def test_a_link_in_the_place_of_the_new_file_is_not_followed(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("kept")
+    (tmp_path / f"config.toml.{os.getpid()}").symlink_to(theirs)
+
+    with pytest.raises(OSError, match="symbolic links"):
+        files.replace_whole(str(tmp_path / "config.toml"), "new\n")
+
+    assert theirs.read_text() == "kept"

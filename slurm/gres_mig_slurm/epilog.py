@@ -56,10 +56,13 @@ def _tell_others(mine: Hook, settings: Settings) -> None:
     # An import that is paid only where a job may wait.
     from gres_mig_slurm import wake
 
-    try:
+    def tell() -> None:
         # Before Slurm counts this job's share as free, so that nobody is let in by that alone.
-        hook.within_limit(lambda: wake.after_release(settings, mine.node), hook.TELL_S)
-        hook.within_limit(lambda: wake.put_off(settings, mine.job_id), hook.TELL_S)
+        wake.after_release(settings, mine.node)
+        wake.put_off(settings, mine.job_id)
+
+    try:
+        hook.within_limit(tell, hook.TELL_S)
     except Exception as error:  # noqa: BLE001 - what this job had is given back; the others begin by themselves later
         log.warning("delayed jobs are not woken now: %s", hook.as_fault(error))
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from gres_mig import answers, config, log, machine
 from gres_mig.errors import Busy, GresMigError, NodeFault
+from gres_mig.files import replace_whole
 from gres_mig.models import Owner, Settings
 from gres_mig.owners import parse_owner
 from gres_mig.values import Value, replace
@@ -116,7 +117,8 @@ def within_limit(work: Callable[[], T], limit_s: float = WORK_S) -> T:
         raise Busy(f"this node was busy for more than {limit_s:g} s", hint="ask again")
 
     signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    # And each second after it: a step that takes it for an error of its own leaves the next one no time either.
+    signal.setitimer(signal.ITIMER_REAL, limit_s, 1.0)
     try:
         return work()
     finally:
@@ -153,8 +155,8 @@ def tell_fault(hook: Hook, error: NodeFault) -> bool:
 
     text = f"{error.code}: {error}"
     log.error("job %d on %s: %s", hook.job_id, hook.node, text)
-    with suppress(OSError, GresMigError), open(os.path.join(hook.run_dir, "last-fault"), "w", encoding="utf-8") as file:
-        file.write(f"job {hook.job_id} on {hook.node}: {text}\n")
+    with suppress(OSError, GresMigError):
+        replace_whole(os.path.join(hook.run_dir, "last-fault"), f"job {hook.job_id} on {hook.node}: {text}\n")
     try:
         controller.drain(hook.node, f"gres-mig: {text}; then: scontrol update nodename={hook.node} state=resume")
     except GresMigError as unanswered:
