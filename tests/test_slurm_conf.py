@@ -150,7 +150,8 @@ def told(request: pytest.FixtureRequest) -> Iterator[tuple[Cluster, dict[str, st
         (etc / "lab.conf").write_text("EpilogSlurmctld=/bin/true\n")
         cluster.reconfigure(ODD.replace("{folder}", str(cluster.folder)).replace("{blanks}", " \t"))
         shown = cluster.scontrol("show", "config")
-        yield cluster, dict(re.findall(r"(?m)^(\w+) *= (.*?) *$", shown))
+        # 24.11 numbers those of which there may be several.
+        yield cluster, dict(re.findall(r"(?m)^(\w+?)(?:\[0\])? *= (.*?) *$", shown))
 
 
 @pytest.mark.parametrize(

@@ -251,14 +251,13 @@ class Daemons:
             lines.append(f"PrologFlags={self._given['prolog_flags']}")
         if self._given["lua"]:
             lines.append("JobSubmitPlugins=lua")
+        extra = str(self._given["extra"])
         if self._with_hooks:
-            lines += [
-                f"Prolog={self.hooks}/prolog.sh",
-                f"Epilog={self.hooks}/epilog.sh",
-                f"TaskProlog={self.hooks}/task_prolog.sh",
-                "PrologEpilogTimeout=60",
-            ]
-        lines.append(self._given["extra"])
+            hooks = {"Prolog": "prolog.sh", "Epilog": "epilog.sh", "TaskProlog": "task_prolog.sh"}
+            # Not beside another one: of two prologs the last counts on 22.05, and both do on 24.11.
+            lines += [f"{key}={self.hooks}/{hook}" for key, hook in hooks.items() if f"\n{key}=" not in f"\n{extra}"]
+            lines.append("PrologEpilogTimeout=60")
+        lines.append(extra)
         for name, port in zip(self.nodes, self._ports[1:], strict=True):
             lines.append(
                 f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={self._cpus} "
