@@ -140,7 +140,7 @@ def test_a_job_of_two_nodes_waits_for_two_places(cluster: Gated) -> None:
     cluster.scancel(first)
     begun = wait_begun(cluster, both)
 
-    assert (begun["NodeList"], begun["Restarts"]) == ("n[1-2]", "0")
+    assert (begun["NodeList"], begun["Restarts"]) == ("n[1-2]", "0"), begun
 
 
 def test_a_job_of_more_nodes_than_placeholders_is_not_refused_and_has_no_gate(cluster: Gated) -> None:

@@ -16,6 +16,9 @@ from gres_mig_slurm.job import FORMAT, Job
 LIMIT_S = 3.0
 """For one command; by itself it waits 9 to 18 s for a controller that is down (22.05)."""
 
+_NEXT_SECOND_S = 2
+"""So that two times which are cut to seconds differ, also where the clocks of controller and node do a little."""
+
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _UNKNOWN_JOB = "Invalid job id specified"
 
@@ -114,11 +117,12 @@ def pause_s() -> int:
 
     A slurmd of 22.05 that still knows the credential of a job's last run may take the new run for the old one, when
     it looked through its credentials less than 2 s ago: then it starts the script without the prolog. Seen when two
-    requeued jobs began in one second; 24.11 forgets the old credential at once.
+    requeued jobs began in one second. 24.11 forgets the old credential at once, but counts in whole seconds: a run that
+    begins in the second in which the last one ended is refused for it, and the job fails ("Job credential revoked").
     """
     version = re.search(r"(\d+)\.(\d+)", _run("scontrol", "--version"))
     if version and (int(version[1]), int(version[2])) >= (24, 5):
-        return 0
+        return _NEXT_SECOND_S
     return slurm_conf.requeue_delay_s() + 1
 
 
@@ -235,6 +239,9 @@ def _row(line: str) -> Seen | None:
         return None
     submitted, started, eligible = (int(field) if field.isdigit() else 0 for field in fields[2:5])
     comment = "|".join(fields[7:]).rstrip("| ")
+    if comment == "(null)":
+        # How 24.11 shows that there is none.
+        comment = ""
     return Seen(int(fields[0]), fields[1].upper(), submitted, started, eligible, fields[5], comment)
 
 
