@@ -10,13 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from gres_mig import config, machine, simulator
+from gres_mig import config, log, machine, simulator
 from gres_mig.allocator import Allocator
 from gres_mig.models import Settings
 from gres_mig.simulator.admin import Node
 from gres_mig.simulator.assembly import create
 from gres_mig.state import Store
 from gres_mig.values import replace
+
+
+@pytest.fixture(autouse=True)
+def _log() -> Iterator[None]:
+    """A test that runs a hook in its own process sends the log elsewhere; the next test has it back."""
+    yield
+    log.send_to(log.to_logging)
 
 
 @pytest.fixture

@@ -80,7 +80,8 @@ class Cluster(Lab):
 
     def assert_healthy(self) -> None:
         """No node is drained, down or has a reason against it, and no job is held."""
-        assert self.run("sinfo", "-h", "-R", user="root").stdout == ""
+        reasons = self.run("sinfo", "-h", "-R", user="root").stdout
+        assert reasons == "", reasons
         held = self.run("squeue", "-h", "-t", "PD", "-o", "%A %r", user="root").stdout
         assert "held" not in held.lower()
 
