@@ -177,7 +177,7 @@ def test_a_line_however_odd_says_what_the_daemons_take_it_for(
     told: tuple[Cluster, dict[str, str]], key: str, value: str
 ) -> None:
     cluster, running = told
-    if key == "PrologSlurmctld" and "[0]" in cluster.scontrol("show", "config"):
+    if key == "PrologSlurmctld" and "PrologSlurmctld[0]" in cluster.scontrol("show", "config"):
         # 24.11 looks for what an included file includes beside slurm.conf, 22.05 beside that file; we as 22.05.
         assert running[key] == "/bin/false"
         return

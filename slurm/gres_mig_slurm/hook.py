@@ -173,6 +173,7 @@ def _write(level: int, lines: str) -> None:
 
     syslog.openlog("gres-mig", syslog.LOG_PID, syslog.LOG_DAEMON)
     for line in lines.splitlines():
-        # slurmd keeps what its hooks print, at its debug level.
-        print(f"gres-mig: {line}", file=sys.stderr)
+        # slurmd keeps what its hooks print, at its debug level; one that was killed reads it no more.
+        with suppress(OSError):
+            print(f"gres-mig: {line}", file=sys.stderr)
         syslog.syslog(_LEVELS[level], line)
