@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, NoReturn
 
-    from gres_mig.models import Allocation, Settings
+    from gres_mig.models import Allocation, Record, Settings
     from gres_mig.settle import Outcome
 
 SCHEMA = 1
@@ -104,19 +104,22 @@ def added(variables: Mapping[str, str], environment: Mapping[str, str]) -> dict[
     return {**environment, **variables, **({"LD_PRELOAD": preload} if preload else {})}
 
 
+def plain_record(record: Record) -> dict[str, Any]:
+    """What JSON shows of every record: whose it is, what was asked for, and its place."""
+    return {
+        "owner": str(record.owner),
+        "requested_mib": record.request.memory_mib or None,
+        "requested_profile": record.request.profile or None,
+        "profile": {"id": record.profile_id, "name": record.profile_name, "memory_mib": record.memory_mib},
+        "placement": {"start": record.placement.start, "size": record.placement.size},
+        "gpu_uuid": record.gpu_uuid,
+    }
+
+
 def plain_allocation(allocation: Allocation, *, created: bool) -> dict[str, Any]:
     """An allocation as JSON shows it; `created` is false where the owner had it already."""
     return {
-        "owner": str(allocation.owner),
-        "requested_mib": allocation.request.memory_mib or None,
-        "requested_profile": allocation.request.profile or None,
-        "profile": {
-            "id": allocation.profile_id,
-            "name": allocation.profile_name,
-            "memory_mib": allocation.memory_mib,
-        },
-        "placement": {"start": allocation.placement.start, "size": allocation.placement.size},
-        "gpu_uuid": allocation.gpu_uuid,
+        **plain_record(allocation),
         "gi_id": allocation.gi_id,
         "ci_id": allocation.ci_id,
         "mig_uuid": allocation.mig_uuid,

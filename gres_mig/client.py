@@ -6,12 +6,12 @@ import http.client
 import json
 import os
 import socket
-import struct
 import time
 from urllib.parse import quote, urlencode
 
 from gres_mig import errors
 from gres_mig.errors import BadRequest, GresMigError, NoCapacity, NodeFault, NotFound
+from gres_mig.machine import peer_of
 from gres_mig.models import Settings
 from gres_mig.presence import SOCKET
 
@@ -26,7 +26,6 @@ _RETURNS_S = 2.0
 """How long one that is not there may take to be back: an upgrade is a restart, and every request may be repeated."""
 _PAUSE_S = 0.1
 _MOST_BYTES = 1 << 22
-_PEER = struct.Struct("3i")
 
 
 class Client:
@@ -120,7 +119,7 @@ class Client:
         try:
             channel.settimeout(wait_s)
             channel.connect(self.path)
-            _, uid, _ = _PEER.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            _, uid = peer_of(channel)
             if uid not in self._trusted:
                 raise NodeFault(
                     f"{self.path} is not the node service's: uid {uid} listens there, not root",

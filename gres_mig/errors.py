@@ -22,6 +22,11 @@ class Fault(Enum):
         """2 request, 3 capacity, 4 node."""
         return {Fault.REQUEST: 2, Fault.CAPACITY: 3, Fault.NODE: 4}[self]
 
+    @property
+    def http_status(self) -> int:
+        """400 request, 503 capacity, 500 node."""
+        return {Fault.REQUEST: 400, Fault.CAPACITY: 503, Fault.NODE: 500}[self]
+
 
 class GresMigError(Exception):
     """One line for a person, the next step if there is one, and who is in the way.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gres_mig import machine
-from gres_mig.answers import environment, plain_allocation
+from gres_mig.answers import environment, plain_allocation, plain_record
 from gres_mig.errors import BadRequest, NotFound
 from gres_mig.models import Allocation, Intent, Owner, Process, Record, Release, State
 from gres_mig.owners import parse_owner
@@ -47,15 +47,7 @@ def plain_kernel(record: Record) -> dict[str, Any]:
     }
     if isinstance(record, Allocation):
         return {**plain_allocation(record, created=False), **shown}
-    return {
-        "owner": str(record.owner),
-        "requested_mib": record.request.memory_mib or None,
-        "requested_profile": record.request.profile or None,
-        "profile": {"id": record.profile_id, "name": record.profile_name, "memory_mib": record.memory_mib},
-        "placement": {"start": record.placement.start, "size": record.placement.size},
-        "gpu_uuid": record.gpu_uuid,
-        **shown,
-    }
+    return {**plain_record(record), **shown}
 
 
 def report(store: Store, owner: Owner, server: Process, kernel_pid: int) -> dict[str, Any]:
@@ -66,12 +58,16 @@ def report(store: Store, owner: Owner, server: Process, kernel_pid: int) -> dict
     with store.transaction() as node:
         for record in node.state.of(owner):
             if isinstance(record, Allocation):
-                # Another server's kernel stays its own while that lives.
-                first = next((w for w in record.witnesses[:1] if machine.alive(w)), server)
-                reported = replace(record, witnesses=(first, kernel))
+                reported = living_by(record, server, kernel)
                 node.save(node.state.put(reported), giving_back=True)
                 return plain_kernel(reported)
     raise BadRequest(f"{owner} holds nothing on this node")
+
+
+def living_by(record: Allocation, server: Process, kernel: Process) -> Allocation:
+    """The record whose owner lives by these two; another server's kernel stays its own while that lives."""
+    first = next((w for w in record.witnesses[:1] if machine.alive(w)), server)
+    return replace(record, witnesses=(first, kernel))
 
 
 def _state(record: Record) -> str:

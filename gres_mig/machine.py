@@ -9,6 +9,10 @@ from collections.abc import Iterable, Iterator
 
 from gres_mig.models import Process
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket
+
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -52,6 +56,16 @@ def begun_ns(pid: int) -> int:
 def alive(wanted: Process) -> bool:
     """Whether that very process, not a later one with its pid, is still there."""
     return process(wanted.pid) == wanted
+
+
+def peer_of(connection: socket) -> tuple[int, int]:
+    """Pid and uid of the other end of a unix socket, as this host counts them: fixed at connect, or at listen."""
+    from socket import SO_PEERCRED, SOL_SOCKET
+    from struct import Struct
+
+    credentials = Struct("iII")
+    pid, uid, _ = credentials.unpack(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, credentials.size))
+    return pid, uid
 
 
 def device_nodes(minor: int, gi_id: int, ci_ids: Iterable[int], root: str = "/") -> tuple[str, ...]:

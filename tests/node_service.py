@@ -158,6 +158,18 @@ def kernel_id() -> str:
     return str(uuid.uuid4())
 
 
+def at(kernel: str) -> str:
+    """Where a kernel is asked for."""
+    return f"/v1/kernels/{kernel}"
+
+
+def make(served: Service) -> str:
+    """A kernel with an instance."""
+    kernel = kernel_id()
+    assert served.ask("PUT", at(kernel), FULL).status == 201
+    return kernel
+
+
 def ask(path: str, method: str, url: str, body: object = None) -> Answer:
     """One request over one connection."""
     connection = http.client.HTTPConnection("localhost", timeout=60)

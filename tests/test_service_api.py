@@ -10,7 +10,7 @@ from pathlib import Path
 import command_line
 import node_service
 import pytest
-from node_service import FULL, Service, kernel_id
+from node_service import FULL, Service, at, kernel_id
 
 from gres_mig import __version__, machine, presence
 from gres_mig.service import openapi
@@ -37,10 +37,6 @@ def service(running: Service) -> Iterator[Service]:
 def node(service: Service) -> Node:
     """That of the service."""
     return service.node
-
-
-def at(kernel: str) -> str:
-    return f"/v1/kernels/{kernel}"
 
 
 def test_a_kernel_gets_an_instance_once_and_gives_it_back_once(service: Service, node: Node) -> None:

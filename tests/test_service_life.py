@@ -16,7 +16,7 @@ import command_line
 import node_service
 import pytest
 from command_line import until
-from node_service import FULL, OTHER, Service, kernel_id
+from node_service import FULL, OTHER, Service, at, kernel_id, make
 
 from gres_mig import mounts, presence, service
 from gres_mig.errors import StateError
@@ -34,17 +34,6 @@ OLD_S = 20.0
 def start(node: Node) -> Iterator[Start]:
     with node_service.services(node) as start:
         yield start
-
-
-def at(kernel: str) -> str:
-    return f"/v1/kernels/{kernel}"
-
-
-def make(served: Service) -> str:
-    """A kernel with an instance."""
-    kernel = kernel_id()
-    assert served.ask("PUT", at(kernel), FULL).status == 201
-    return kernel
 
 
 # The path

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import node_service
 import pytest
 from command_line import until
-from node_service import FULL, OTHER, Answer, Service, kernel_id
+from node_service import FULL, OTHER, Answer, Service, at, kernel_id
 
 from gres_mig.simulator.admin import Node
 from gres_mig.simulator.program import environment
@@ -44,10 +44,6 @@ def service(running: Service) -> Iterator[Service]:
 @pytest.fixture
 def node(service: Service) -> Node:
     return service.node
-
-
-def at(kernel: str) -> str:
-    return f"/v1/kernels/{kernel}"
 
 
 def foreman(service: Service) -> int:

@@ -10,7 +10,7 @@ import command_line
 import node_service
 import pytest
 from command_line import until
-from node_service import FULL, OWNER, Service, kernel_id
+from node_service import FULL, OWNER, Service, at, kernel_id, make
 
 from gres_mig import machine
 from gres_mig.errors import BadRequest
@@ -39,17 +39,6 @@ def served(running: Service) -> Iterator[Service]:
 @pytest.fixture
 def node(served: Service) -> Node:
     return served.node
-
-
-def at(kernel: str) -> str:
-    return f"/v1/kernels/{kernel}"
-
-
-def make(served: Service) -> str:
-    """A kernel with an instance."""
-    kernel = kernel_id()
-    assert served.ask("PUT", at(kernel), FULL).status == 201
-    return kernel
 
 
 def test_a_server_that_ends_without_a_word_leaves_nothing(served: Service, node: Node) -> None:

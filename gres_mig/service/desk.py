@@ -20,7 +20,6 @@ from gres_mig.service.workshop import Tasks
 from gres_mig.settle import Outcome, is_due
 from gres_mig.sizes import format_mib
 from gres_mig.state import Store
-from gres_mig.values import replace
 from gres_mig.view import View
 from gres_mig.witnesses import kernel
 
@@ -83,8 +82,7 @@ def report(settings: Settings, peer: Peer, kernel_id: str, pid: int, at_ns: int)
         earlier = kernel(record)
         if earlier not in (None, found, record.witnesses[0]) and machine.alive(earlier):
             raise Conflict(f"process {earlier.pid} of kernel {kernel_id} lives", hint="report a restart once it ended")
-        server = next((w for w in record.witnesses[:1] if machine.alive(w)), peer.process)
-        record = replace(record, witnesses=(server, found))
+        record = kernels.living_by(record, peer.process, found)
         node.save(node.state.put(record))
     return kernels.plain_kernel(record)
 

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import socket
-import struct
 import time
 from collections.abc import Iterator
 
@@ -18,7 +17,6 @@ from gres_mig.values import Value
 NOBODY = -1
 """The account of all who own nothing."""
 
-_PEERCRED = struct.Struct("iII")
 _NO_UID = 2**32 - 1
 """(uid_t) -1: the kernel knows no user."""
 
@@ -70,13 +68,13 @@ class Users:
 
     def peer(self, connection: socket.socket) -> Peer:
         """Who connected; later, another process may have the connection, which changes nothing."""
-        pid, uid = _credentials(connection)
+        pid, uid = machine.peer_of(connection)
         found = machine.process(pid) if pid > 0 else None
         return Peer(pid, uid, found.start if found else 0, self._owns(pid, uid))
 
     def account(self, connection: socket.socket) -> int:
         """That of whoever connected; costs next to nothing."""
-        pid, uid = _credentials(connection)
+        pid, uid = machine.peer_of(connection)
         return uid if self._owns(pid, uid) else NOBODY
 
     def _owns(self, pid: int, uid: int) -> bool:
@@ -87,11 +85,6 @@ class Users:
         if now - self._read_at > _FRESH_S or self._read_at < 0:
             self._read_at, self._ranges = now, list(_ranges(self._file))
         return any(uid in ids for ids in self._ranges)
-
-
-def _credentials(connection: socket.socket) -> tuple[int, int]:
-    pid, uid, _ = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
-    return pid, uid
 
 
 def _ranges(file: str) -> Iterator[range]:

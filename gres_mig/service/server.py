@@ -30,7 +30,6 @@ _FINISH_S = 10.0
 
 _LOOK_EVERY_S = 30.0
 
-_STATUS = {Fault.REQUEST: 400, Fault.CAPACITY: 503, Fault.NODE: 500}
 _STATUS_OF_CODE = {"NOPERM": 403, "NOTFOUND": 404, "TOOLARGE": 413}
 
 
@@ -126,6 +125,5 @@ class Server:
 
 def status_of(error: GresMigError) -> int:
     """The HTTP status; what a client goes by is the fault."""
-    return (
-        _STATUS_OF_CODE.get(error.code, _STATUS[error.fault]) if error.fault is Fault.REQUEST else _STATUS[error.fault]
-    )
+    status = error.fault.http_status
+    return _STATUS_OF_CODE.get(error.code, status) if error.fault is Fault.REQUEST else status

@@ -12,7 +12,6 @@ from tornado import web
 
 from gres_mig.errors import GresMigError
 from gres_mig_jupyter.node import Node
-from gres_mig_jupyter.refused import STATUS
 
 T = TypeVar("T")
 
@@ -31,7 +30,7 @@ class _Handler(APIHandler):
         try:
             return await answer
         except GresMigError as error:
-            self.set_status(STATUS[error.fault])
+            self.set_status(error.fault.http_status)
             plain = {"message": str(error), "reason": None, "fault": error.fault.value, "code": error.code}
             self.finish(json.dumps(plain))
             raise web.Finish from error

@@ -13,12 +13,11 @@ from jupyterhub.utils import maybe_future
 from traitlets import Integer, List, TraitError, default, validate
 from traitlets.config import LoggingConfigurable
 
-from gres_mig.errors import BadRequest, Fault, GresMigError, TooBig
+from gres_mig.errors import BadRequest, GresMigError, TooBig
 from gres_mig.sizes import format_mib
 from gres_mig.values import Value
 
 MEMORY = "gpu_memory"
-_STATUS = {Fault.REQUEST: 400, Fault.CAPACITY: 503, Fault.NODE: 500}
 
 
 class Size(Value):
@@ -34,7 +33,7 @@ class Refused(SpawnException):  # type: ignore[misc]  # JupyterHub has no types
     """A server that is not started, and why; unlike other errors of 500 and more, these never make a Hub give up."""
 
     def __init__(self, error: GresMigError) -> None:
-        super().__init__(str(error), reason=error.code.lower(), status_code=_STATUS[error.fault])
+        super().__init__(str(error), reason=error.code.lower(), status_code=error.fault.http_status)
         # What the form's page shows; without it that would be str(), which has the class's name in it.
         self.jupyterhub_message = str(error)
 

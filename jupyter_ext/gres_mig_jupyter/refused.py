@@ -7,10 +7,8 @@ from typing import Any
 
 from tornado.web import HTTPError
 
-from gres_mig.errors import Fault, GresMigError, NoCapacity, TooBig
+from gres_mig.errors import GresMigError, NoCapacity, TooBig
 from gres_mig.sizes import format_mib
-
-STATUS = {Fault.REQUEST: 400, Fault.CAPACITY: 503, Fault.NODE: 500}
 
 
 class Refused(HTTPError):
@@ -20,7 +18,7 @@ class Refused(HTTPError):
     """
 
     def __init__(self, error: GresMigError, text: str) -> None:
-        super().__init__(STATUS[error.fault], text)
+        super().__init__(error.fault.http_status, text)
         self.error, self.text = error, text
 
     def __str__(self) -> str:

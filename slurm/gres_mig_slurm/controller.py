@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from functools import cache
 
 from gres_mig.errors import NodeFault
 from gres_mig.values import Value
@@ -120,10 +121,14 @@ def pause_s() -> int:
     requeued jobs began in one second. 24.11 forgets the old credential at once, but counts in whole seconds: a run that
     begins in the second in which the last one ended is refused for it, and the job fails ("Job credential revoked").
     """
-    version = re.search(r"(\d+)\.(\d+)", _run("scontrol", "--version"))
-    if version and (int(version[1]), int(version[2])) >= (24, 5):
-        return _NEXT_SECOND_S
-    return slurm_conf.requeue_delay_s() + 1
+    return _NEXT_SECOND_S if _version() >= (24, 5) else slurm_conf.requeue_delay_s() + 1
+
+
+@cache
+def _version() -> tuple[int, int]:
+    """Slurm's, whose programs do not change under a process; (0, 0) where they do not say it."""
+    found = re.search(r"(\d+)\.(\d+)", _run("scontrol", "--version"))
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def notify(job: Job, text: str) -> None:

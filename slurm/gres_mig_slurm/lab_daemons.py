@@ -253,9 +253,9 @@ class Daemons:
             lines.append("JobSubmitPlugins=lua")
         extra = str(self._given["extra"])
         if self._with_hooks:
-            hooks = {"Prolog": "prolog.sh", "Epilog": "epilog.sh", "TaskProlog": "task_prolog.sh"}
             # Not beside another one: of two prologs the last counts on 22.05, and both do on 24.11.
-            lines += [f"{key}={self.hooks}/{hook}" for key, hook in hooks.items() if f"\n{key}=" not in f"\n{extra}"]
+            own = {key: hook for key, hook in wanted.HOOKS.items() if f"\n{key}=" not in f"\n{extra}"}
+            lines += [f"{key}={self.hooks}/{hook}" for key, hook in own.items()]
             lines.append("PrologEpilogTimeout=60")
         lines.append(extra)
         for name, port in zip(self.nodes, self._ports[1:], strict=True):
