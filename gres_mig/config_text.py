@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +14,11 @@ from gres_mig.errors import ConfigError
 from gres_mig.files import make_folder, replace_whole
 from gres_mig.models import Gpu, Settings
 from gres_mig.values import replace
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 _HEADER = """\
 # gres-mig: what this node may do with its GPUs. Every key is explained in docs/config.md.
@@ -104,6 +111,24 @@ def write(settings: Settings, gpus: Sequence[Gpu] = ()) -> None:
         replace_whole(file, render(settings, gpus))
     except OSError as error:
         raise ConfigError(f"writing {file}: {error.strerror}") from error
+
+
+def says(text: str, key: str) -> bool:
+    """Whether a config.toml, one that is accepted, sets that key, for all nodes of its machine or for one."""
+    parsed = tomllib.loads(text)
+    return any(key in table for table in (parsed, *parsed.get("node", {}).values()))
+
+
+def saying(text: str, key: str, value: str) -> str:
+    """That config.toml with the key set too: where a comment shows it, else before the first table."""
+    line = f"{key} = {_toml(value)}"
+    shown = re.compile(rf"^# *{re.escape(key)} *=.*$", re.MULTILINE)
+    if shown.search(text):
+        return shown.sub(lambda _: line, text, count=1)
+    table = re.search(r"^\[", text, re.MULTILINE)
+    above, below = (text[: table.start()], text[table.start() :]) if table else (text, "")
+    above += "" if above.endswith("\n") or not above else "\n"
+    return f"{above}# {_KEYS[key][1]}\n{line}\n{below}"
 
 
 def write_node_config(folder: Path | str, managed: Sequence[str] = ("*",), gpus: Sequence[Gpu] = ()) -> Settings:

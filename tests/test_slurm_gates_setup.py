@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ from gpus import SETTINGS, gpu
 from slurm_cluster import require_slurm
 from test_slurm_setup import Bare
 
+from gres_mig import config_schema, config_text, presence
+from gres_mig.simulator.program import command, environment
 from gres_mig.values import replace
-from gres_mig_slurm import conf_lines, gate_lines
+from gres_mig_slurm import admission, conf_lines, gate_lines
 from gres_mig_slurm.profiles import node_type
 
 require_slurm()
@@ -22,11 +26,14 @@ WHOLE = "--gres=migmem:90000"
 
 
 class Site(Bare):
-    """A cluster without migmem whose n1, with a feature of the site's own, is in two partitions, and has gates now."""
+    """A cluster without migmem whose n1, with a feature of the site's own, is in two partitions."""
 
-    def prepare(self) -> None:
-        file = self.gpus("n1") / "config.toml"
-        file.write_text(f'{file.read_text()}admission = "gates"\n')
+    def __init__(self) -> None:
+        super().__init__(config="aged = 600  # of ours")
+
+    @property
+    def config(self) -> Path:
+        return self.gpus("n1") / "config.toml"
 
     def _slurm_conf(self) -> str:
         text = super()._slurm_conf().replace("NodeName=n1 ", "NodeName=n1 Features=fast ")
@@ -43,10 +50,29 @@ class Site(Bare):
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     with Site() as cluster:
+        before = cluster.config.read_text()
+        cluster.config.write_text(f'{before}admission = "gates"\n')
         cluster.before = cluster.findings()  # type: ignore[attr-defined]
+        cluster.config.write_text(before)
         assert cluster.command("setup", "--write").code == 0
         cluster.restart()
-        yield cluster
+        with service(cluster):
+            yield cluster
+
+
+@contextmanager
+def service(site: Site) -> Iterator[None]:
+    """`gres-mig serve` on n1, meanwhile."""
+    process = subprocess.Popen(
+        command("--config", str(site.config), "serve", "--no-socket"),
+        env=environment(SLURM_CONF=str(site.conf), SLURMD_NODENAME="n1"),
+    )
+    try:
+        site.until(lambda: presence.running(str(site.gpus("n1") / "run")), "the service running")
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 def test_what_setup_writes_for_gates_is_in_its_lines(site: Site) -> None:
@@ -82,6 +108,17 @@ def test_a_job_waits_in_every_partition_while_all_gates_are_closed(site: Site) -
     assert states == {"0"}
 
 
+def test_a_cluster_that_is_new_to_migmem_gets_gates_and_its_configuration_says_so(site: Site) -> None:
+    lines = site.config.read_text().splitlines()
+
+    assert lines[-2:] == [
+        '# What keeps Slurm from starting jobs without a place: "count" or "gates".',
+        'admission = "gates"',
+    ]
+    assert "aged = 600  # of ours" in lines
+    assert "admission gates" in (site.etc / "gres-mig-sizes.conf").read_text()
+
+
 def test_nothing_is_wrong_with_gates_that_setup_wrote(site: Site) -> None:
     assert site.findings() == []
     assert "1 of 2 nodes have migmem" in site.command("check").out
@@ -89,10 +126,12 @@ def test_nothing_is_wrong_with_gates_that_setup_wrote(site: Site) -> None:
 
 def test_what_gates_need_is_told_before_they_are_set_up(site: Site) -> None:
     gates = [finding for finding in site.before if finding["check"] == "gates"]  # type: ignore[attr-defined]
+    partitions = [re.search(r"in partition (\w+)", finding["text"]) for finding in gates[1:-1]]
 
     assert gates[0]["text"].startswith("n1 has no feature migmem-24192, ")
     assert gates[0]["todo"].endswith(f": Feature=fast,{FEATURES}")
-    assert {re.search(r"in partition (\w+)", finding["text"])[1] for finding in gates[1:]} == {"main", "other", "third"}  # type: ignore[index]
+    assert {found[1] for found in partitions if found} == {"main", "other", "third"}
+    assert gates[-1]["todo"] == "run: systemctl enable --now gres-mig.service"
 
 
 @pytest.mark.parametrize(
@@ -145,6 +184,68 @@ def test_a_script_for_gates_of_another_version_is_found(site: Site) -> None:
     file.write_text(text)
 
     assert (found["check"], found["todo"]) == ("job_submit.gates.lua", "run: gres-mig slurm setup --write")
+
+
+def test_gates_that_nobody_looks_after_are_found(site: Site) -> None:
+    text = site.config.read_text()
+    site.config.write_text(f"{text}# Changed.\n")
+    (outdated,) = site.findings()
+    site.config.write_text(text)
+    told = site.gpus("n1") / "run" / presence.FILE
+    kept = told.rename(told.with_suffix(".kept"))
+    (alone,) = site.findings()
+    kept.rename(told)
+
+    assert (outdated["check"], outdated["todo"]) == ("gates", "run: gres-mig reload")
+    assert (alone["check"], alone["todo"]) == ("gates", "run: systemctl enable --now gres-mig.service")
+
+
+NEW = "ClusterName=lab\nNodeName=n1 CPUs=8\n"
+
+
+@pytest.mark.parametrize(
+    ("conf", "config", "is_chosen"),
+    [
+        (NEW, 'gpus = "*"\n', True),
+        (NEW, 'gpus = "*"\n# admission = "count"\n', True),
+        (NEW, 'admission = "count"\ngpus = "*"\n', False),
+        (NEW, 'gpus = "*"\n[node.n1]\nadmission = "count"\n', False),
+        (NEW, 'slices = "*"\n', False),
+        (NEW.replace("n1", "n1 Gres=migmem:24000"), 'gpus = "*"\n', False),
+        (f"{NEW}NodeName=n2 Gres=migmem:24000\nNodeName=migmem-full-n2-[1-4] State=DOWN\n", 'gpus = "*"\n', True),
+        (f"{NEW}TopologyPlugin=topology/tree\n", 'gpus = "*"\n', False),
+        (f"{NEW}NodeFeaturesPlugins=node_features/helpers\n", 'gpus = "*"\n', False),
+        ("", 'gpus = "*"\n', False),
+    ],
+)
+def test_gates_are_chosen_where_nobody_has_said_otherwise(
+    tmp_path: Path, conf: str, config: str, *, is_chosen: bool
+) -> None:
+    file = tmp_path / "slurm.conf"
+    if conf:
+        file.write_text(conf)
+    (tmp_path / "config.toml").write_text(config)
+    managed = ("*",) if "gpus" in config else ()
+    settings = replace(SETTINGS, config_path=str(tmp_path / "config.toml"), managed=managed)
+
+    chosen = admission.chosen(conf_lines.read(str(file)), settings)
+
+    assert (chosen is not None) == is_chosen
+    assert chosen is None or config_schema.validate(chosen.text, settings).admission == "gates"
+
+
+def test_the_line_that_chooses_stands_where_the_comment_showed_it_or_above_the_first_table(tmp_path: Path) -> None:
+    """As `gres-mig setup` writes the file, and as a person does."""
+    settings = replace(SETTINGS, config_path=str(tmp_path / "config.toml"), allowed={"NVIDIA A30": ("1g.6gb",)})
+    written = config_text.render(settings)
+
+    assert config_text.saying(written, "admission", "gates") == written.replace(
+        '# admission = "count"', 'admission = "gates"'
+    )
+    assert config_text.saying('gpus = "*"\n\n[profiles]', "admission", "gates") == (
+        'gpus = "*"\n\n# What keeps Slurm from starting jobs without a place: "count" or "gates".\n'
+        'admission = "gates"\n[profiles]'
+    )
 
 
 def planned(tmp_path: Path, text: str, *nodes: str) -> tuple[list[str], list[str]]:

@@ -35,8 +35,9 @@ return slurm.SUCCESS
 class Bare(Cluster):
     """A cluster that has never heard of migmem: n1 with two RTX PRO 6000, cpu1 with none."""
 
-    def __init__(self, extra: str = "") -> None:
-        super().__init__({"n1": [("rtx-pro-6000", 2)], "cpu1": [("l40", 1)]}, hooks=False, prolog_flags="", extra=extra)
+    def __init__(self, extra: str = "", config: str = 'admission = "count"') -> None:
+        boards = {"n1": [("rtx-pro-6000", 2)], "cpu1": [("l40", 1)]}
+        super().__init__(boards, hooks=False, prolog_flags="", extra=extra, config=config)
 
     @property
     def etc(self) -> Path:
@@ -583,6 +584,21 @@ def test_somebody_else_than_root_only_looks(etc: Path) -> None:
 
     assert answer.code == 2
     assert "needs root" in answer.err
+
+
+@pytest.mark.parametrize("key", ["Prolog", "Epilog"])
+def test_a_hook_that_slurm_conf_names_before_another_one_runs_once(etc: Path, key: str) -> None:
+    """Slurm 24.05 and later run what each line names, and 22.05 the last alone."""
+    written(etc, "ClusterName=lab\nNodeName=n1\n", "--write")
+    conf, name = (etc / "slurm.conf").read_text(), f"{key.lower()}.sh"
+
+    written(etc, f"{conf}{key}=/usr/local/sbin/site\n", "--write")
+
+    lines = (etc / "slurm.conf").read_text().splitlines()
+    assert [line for line in lines if line.startswith(f"{key}=")] == [f"{key}={etc}/gres-mig/{name}"]
+    assert lines[-1] == f"{key}={etc}/gres-mig/{name}"
+    assert f"# {key}={etc}/gres-mig/{name}" in lines
+    assert setup.assigned(str(etc / "gres-mig" / "gres-mig.env"))[f"{key.upper()}_CHAIN"] == "/usr/local/sbin/site"
 
 
 def test_other_hooks_may_run_beside_ours(etc: Path) -> None:

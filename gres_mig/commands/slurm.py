@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from gres_mig import presence
 from gres_mig.answers import emit
 from gres_mig.cli import Node, json_option, pass_node
 from gres_mig.commands import boot_unit, node_files
@@ -21,8 +22,8 @@ from gres_mig.errors import BadRequest, NotPermitted
 from gres_mig.models import Settings
 from gres_mig.service import systemd
 from gres_mig.values import replace
+from gres_mig_slurm import admission, conf_lines, files, gate_lines, handover, profiles, sizes_file
 from gres_mig_slurm import check as checks
-from gres_mig_slurm import conf_lines, files, gate_lines, handover, profiles, sizes_file
 from gres_mig_slurm import setup as planning
 from gres_mig_slurm.conf_lines import Conf
 from gres_mig_slurm.files import File
@@ -69,6 +70,9 @@ def setup(
     conf = conf_lines.read(os.path.abspath(slurm_conf or conf_lines.find()))
     place = replace(_place(settings, conf), any_python=any_python)
     parts = []
+    if said := admission.chosen(conf, settings):
+        settings = replace(settings, admission="gates")
+        parts.append(Plan((said,)))
     if node_part or not controller_part:
         if write:
             planning.refuse_what_others_can_change(place, conf)
@@ -197,6 +201,8 @@ def _next_steps(plan: Plan, settings: Settings, *, written: bool) -> Iterator[st
     units = [name for name in changing if name.endswith(".service")]
     if units and not settings.simulator:
         yield f"systemctl daemon-reload && systemctl enable --now {' '.join(units)}"
+    if os.path.basename(settings.config_path) in changing and presence.running(settings.run_dir):
+        yield "gres-mig reload"
     if "slurm.conf" in changing:
         yield "on every node, where it is not shared: the same slurm.conf, gres.conf and folder gres-mig"
         # In this order: a slurmd that still counts nothing is drained by a slurmctld that counts migmem (22.05.8).

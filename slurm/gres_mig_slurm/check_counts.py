@@ -88,7 +88,7 @@ def this_node(cluster: Cluster, gres: Conf, settings: Settings) -> Iterator[Find
     elif types is not None:
         yield Finding("sizes", "ok", _sizes(cluster))
     if mine.admission == "gates":
-        yield from check_gates.gates(cluster, mine)
+        yield from check_gates.gates(cluster, mine, settings)
     cgroup = conf_lines.read(os.path.join(cluster.etc, "cgroup.conf"), lenient=True)
     yield from check_split.split(cluster.conf, gres, cgroup, here, settings, gpus)
 

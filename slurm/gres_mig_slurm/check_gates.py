@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from gres_mig import presence
 from gres_mig.doctor import Finding
+from gres_mig.models import Settings
+from gres_mig.service import systemd
 from gres_mig_slurm import check_files, conf_lines, gate_lines, setup
 from gres_mig_slurm.profiles import NodeType
 from gres_mig_slurm.running import Cluster
@@ -12,9 +15,10 @@ from gres_mig_slurm.running import Cluster
 _SETUP = "run: gres-mig slurm setup --write; then restart slurmd on every node, then slurmctld"
 
 
-def gates(cluster: Cluster, mine: NodeType) -> Iterator[Finding]:
-    """This node's sizes are features that slurmctld knows, and a closed one lets jobs wait instead of being refused."""
-    wrong = [*_features(cluster, mine), *_placeholders(cluster, mine)]
+def gates(cluster: Cluster, mine: NodeType, settings: Settings) -> Iterator[Finding]:
+    """This node's sizes are features that slurmctld knows, a closed one lets jobs wait instead of being refused, and
+    somebody closes them again when slurmctld has opened all."""
+    wrong = [*_features(cluster, mine), *_placeholders(cluster, mine), *_service(settings)]
     yield from wrong
     yield from check_files.submit_script(cluster, setup.GATES_LUA)
     if plugins := cluster.value("NodeFeaturesPlugins"):
@@ -48,6 +52,16 @@ def _placeholders(cluster: Cluster, mine: NodeType) -> Iterator[Finding]:
         if not node.get("State", "").startswith("DOWN"):
             todo = f"run: scontrol update nodename={name} state=down reason=placeholder"
             yield Finding("gates", "problem", f"{name} is {node.get('State')}, though it is no machine", todo)
+
+
+def _service(settings: Settings) -> Iterator[Finding]:
+    running = presence.running(settings.run_dir)
+    if running is None:
+        text = f"{systemd.NAME} does not run here: a restart of slurmctld opens all gates, and nobody closes them again"
+        yield Finding("gates", "problem", text, f"run: systemctl enable --now {systemd.NAME}")
+    elif presence.is_outdated(running):
+        text = f"{systemd.NAME} goes by a configuration that has changed since"
+        yield Finding("gates", "problem", text, "run: gres-mig reload")
 
 
 def _words(node: Mapping[str, str], key: str) -> set[str]:

@@ -27,6 +27,10 @@ def slurm_conf(conf: Conf, hooks: str, nodes: Sequence[str], kind: NodeType | No
         settings[key] = ours
         if site and site == conf.value(key):
             added.append(f"{_SITE}{key}={site}")
+        # Slurm 24.05 and later run what each line names, and ours once is enough; 22.05 runs the last alone.
+        for other in conf.of_kind(key)[:-1]:
+            if other.get(key) == ours:
+                changes[other] = "# " + other.raw.replace("\n", "\n# ")
     settings["PrologFlags"] = wanted.prolog_flags(conf.value("PrologFlags"))
     settings["PrologEpilogTimeout"] = wanted.hook_timeout(conf.value("PrologEpilogTimeout"), chained=chained)
     settings["BatchStartTimeout"] = wanted.start_timeout(conf.value("BatchStartTimeout"))
