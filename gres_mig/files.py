@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 def make_folder(path: str, mode: int = 0o755) -> None:
     """Make that folder, where it is missing, and those above it, open to all."""
@@ -51,3 +55,15 @@ def keep_copy(path: str) -> str:
     kept = next(free for free in itertools.chain([name], later) if not os.path.lexists(free))
     shutil.copy2(path, kept)
     return kept
+
+
+def on_the_way(path: str, links: int = 40) -> Iterator[str]:
+    """Every folder from / down to the path and the path itself, and the same of what each link on the way points to."""
+    whole = "/"
+    for name in ("", *path.split("/")):
+        whole = os.path.join(whole, name)
+        if not os.path.islink(whole):
+            yield whole.rstrip("/") or "/"
+        elif links:
+            # Whoever may write the link's folder could point it elsewhere; that folder was yielded before it.
+            yield from on_the_way(os.path.normpath(os.path.join(os.path.dirname(whole), os.readlink(whole))), links - 1)

@@ -10,11 +10,12 @@ import stat
 import sys
 
 from gres_mig.errors import NodeFault
+from gres_mig.files import on_the_way
 from gres_mig.slice_models import Slicing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _PROBE = """\
 import ctypes, os
@@ -45,7 +46,7 @@ def flaw(slicing: Slicing, *, simulated: bool) -> str:
         if not os.path.isfile(path):
             return f"{path} is no file"
         owners = {0, os.geteuid()} if simulated else {0}
-        for part in _parts(path):
+        for part in on_the_way(path):
             try:
                 status = os.stat(part)
             except OSError as error:
@@ -118,11 +119,3 @@ def _group(uid: int) -> int:
         return pwd.getpwuid(uid).pw_gid
     except KeyError:
         return uid
-
-
-def _parts(path: str) -> Iterator[str]:
-    """The file, and every folder above it by its name and by where links lead."""
-    for part in {path, os.path.realpath(path)}:
-        while part != "/":
-            yield part
-            part = os.path.dirname(part)  # noqa: PLW2901 - upwards to the root

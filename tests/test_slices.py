@@ -170,6 +170,20 @@ class TestAL40:
         with pytest.raises(NodeFault, match=r"is not root's alone: .* has mode 0777"):
             trusting.allocate(ALICE, Request(4000))
 
+    def test_a_library_behind_a_link_that_others_can_change_is_none(
+        self, settings: Settings, tmp_path: Path, allocator: Allocator
+    ) -> None:
+        """The link and what it leads to are root's alone; what lies between them is not."""
+        between = tmp_path / "between"
+        between.mkdir()
+        (between / "second.so").symlink_to(settings.slicing.hami_core)
+        between.chmod(0o757)
+        (tmp_path / "first.so").symlink_to("between/second.so")
+        trusting = again(replace(settings, slicing=replace(settings.slicing, hami_core=str(tmp_path / "first.so"))))
+
+        with pytest.raises(NodeFault, match=rf"is not root's alone: {between} .* has mode 0757"):
+            trusting.allocate(ALICE, Request(4000))
+
     def test_a_reboot_leaves_nothing_of_it(self, allocator: Allocator, settings: Settings, node: Node) -> None:
         allocator.allocate(ALICE, Request(4000))
 

@@ -55,10 +55,18 @@ def spoil(site: Path, how: str) -> Path:
         link.symlink_to(site)
         site.parent.chmod(0o757)
         return link
+    elif how == "between two links":
+        between = site.parent.with_name("between")
+        between.mkdir()
+        (between / "second").symlink_to(site)
+        between.chmod(0o757)
+        link = site.parent.with_name("link")
+        link.symlink_to("between/second")
+        return link
     return site
 
 
-WAYS = ["file", "owner", "folder", "behind a link"]
+WAYS = ["file", "owner", "folder", "behind a link", "between two links"]
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -73,8 +81,8 @@ def test_a_prolog_that_others_can_change_is_not_run_and_its_node_says_so(
         cluster.wait_free()
     cluster.resume("n1")
 
-    assert reason.startswith("gres-mig: PROLOG_CHAIN is not run as root: others than root can change /")
-    assert re.search(r" \(uid \d+, mode \d+\); run: gres-mig slurm check$", reason)
+    assert reason.startswith("gres-mig: PROLOG_CHAIN is not run as root: others than root can change ")
+    assert re.search(r" on the way to /\S+ \(owner \w+, mode [-drwx]{10}\); run: gres-mig slurm check$", reason)
     assert not (tmp_path / "ran").exists()
     assert cluster.output(job) == ""
 

@@ -17,6 +17,8 @@ require_slurm()
 
 FULL = "no room for 8,000 MiB on this node: 4 of 4 places for 1g.24gb are taken; run: gres-mig why 8000"
 TOO_BIG = "no instance on this node holds 500,000 MiB: the largest is 4g.96gb (97,280 MiB)"
+FREE = {"idle", "planned"}
+"""States of a node in service without a job; backfill may have it in mind for one that waited when it last looked."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def test_a_job_without_a_place_is_put_back_and_neither_held_nor_its_node_drained
 
     assert fields["Priority"] != "0"
     assert fields["Reason"] in ("BeginTime", "None", "Resources", "Priority")
-    assert cluster.node_states() == {"n1": "idle", "n2": "idle"}
+    assert set(cluster.node_states().values()) <= FREE
     assert cluster.node("n1")["Reason"] == ""
     assert cluster.output(job) == ""
 
@@ -169,7 +171,7 @@ def test_a_mistake_fails_the_job_with_a_text_and_never_drains_a_node(cluster: Cl
         assert fields["ExitCode"] == "1:0"
         assert fields["Restarts"] == "0"
         assert cluster.output(f"{array}_{task}").splitlines()[0] == f"gres-mig: {TOO_BIG}"
-    assert cluster.node_states() == {"n1": "idle", "n2": "idle"}
+    assert set(cluster.node_states().values()) <= FREE
 
 
 def test_a_mistake_of_an_srun_is_in_its_output(cluster: Cluster) -> None:
@@ -278,7 +280,7 @@ def test_hooks_without_python_are_a_fault_for_jobs_with_migmem_only(cluster: Clu
     cluster.scancel(job)
     cluster.resume("n1")
 
-    assert states["n1"] == "idle"
+    assert states["n1"] in FREE
     # Of the prolog, or of the epilog that follows it.
     assert "run: /nowhere/python -I -c 'import gres_mig_slurm." in reason
     assert cluster.output(plain) == "started\n"

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 
 from gres_mig.errors import ConfigError
+from gres_mig.files import on_the_way
 from gres_mig.values import Value
 
 
@@ -25,7 +26,7 @@ def flaws(*paths: str, sticky: bool = False) -> Iterator[Flaw]:
     """
     seen: set[str] = set()
     for path in paths:
-        for part in _parts(os.path.abspath(path)):
+        for part in on_the_way(os.path.abspath(path)):
             if part not in seen:
                 seen.add(part)
                 yield from of(part, sticky=sticky)
@@ -56,15 +57,3 @@ def require(*paths: str) -> None:
     if flaw:
         hint = "install gres-mig where only root can write: python3 -m venv /opt/gres-mig"
         raise ConfigError(f"root's hooks would run {paths[0]}, but {flaw.text}", hint=hint)
-
-
-def _parts(path: str, links: int = 40) -> Iterator[str]:
-    """Every folder from / down to the path and the path itself, and the same of what each link on the way points to."""
-    whole = "/"
-    for name in ("", *path.split("/")):
-        whole = os.path.join(whole, name)
-        if not os.path.islink(whole):
-            yield whole.rstrip("/") or "/"
-        elif links:
-            # Whoever may write the link's folder could point it elsewhere; that folder was yielded before it.
-            yield from _parts(os.path.normpath(os.path.join(os.path.dirname(whole), os.readlink(whole))), links - 1)

@@ -15,18 +15,16 @@ unset IFS
 gm_file=$HANDOVER/${SLURM_JOB_ID-}.${SLURMD_NODENAME-}
 gm_code=0
 
-# What lets somebody else than root change a program that root is to run; a sticky folder keeps what is root's in it.
+# What lets somebody else than root change a program that root is to run, all links on the way followed; a sticky folder
+# keeps what is root's in it.
 flaw() {
     case $1 in /*) ;; *) echo 'its path does not begin with /' && return ;; esac
-    set -- "$1" "$(readlink -f "$1")"
-    for gm_part; do
-        while gm_part=${gm_part%/*} && [ -n "$gm_part" ]; do set -- "$@" "$gm_part"; done
-    done
-    LC_ALL=C stat -L -c '%u:%a:%F:%n' "$@" / 2>/dev/null | while IFS=: read -r gm_uid gm_mode gm_kind gm_name; do
-        case $gm_uid:$gm_mode:$gm_kind in
-        0:*[0145][0145]:* | 0:[1357]???:directory) ;;
+    gm_way=$(LC_ALL=C namei -mo "$1" 2>/dev/null) || { echo "namei does not find $1" && return; }
+    printf '%s\n' "$gm_way" | while read -r gm_mode gm_owner _ gm_name; do
+        case $gm_mode:$gm_owner in
+        f::* | l*:root | [!l]????[!w]??[!w]?:root | [dD]????????[tT]:root) ;;
         *)
-            echo "others than root can change $gm_name (uid $gm_uid, mode $gm_mode)"
+            echo "others than root can change $gm_name on the way to $1 (owner $gm_owner, mode $gm_mode)"
             break
             ;;
         esac
