@@ -86,7 +86,15 @@ def prove(environment: Mapping[str, str], memory_mib: int, uid: int, limit_s: fl
     who = {"user": uid, "group": _group(uid), "extra_groups": ()} if os.geteuid() == 0 and uid else {}
     try:
         done = subprocess.run(  # type: ignore[call-overload]
-            command, env=environment, cwd="/", capture_output=True, text=True, timeout=limit_s, check=False, **who
+            command,
+            env=environment,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+            **who,
         )
     except OSError as error:
         hint = "install gres-mig where its users can run it, such as /opt/gres-mig"
@@ -100,9 +108,14 @@ def prove(environment: Mapping[str, str], memory_mib: int, uid: int, limit_s: fl
         said = ignored or (complaints or [f"it ended with {done.returncode}"])[-1]
         raise _failed(f"{doing} as uid {uid}: {said}")
     # The last line: what else is preloaded may say something first.
-    sees, umask = done.stdout.strip().splitlines()[-1].split()
-    if not 0 < int(sees) <= memory_mib:
-        raise _failed(f"the limit of {memory_mib:,} MiB is not in force: {doing}, it sees {int(sees):,} MiB")
+    last = done.stdout.strip().rpartition("\n")[2]
+    try:
+        sees_mib, umask = int(last.split()[0]), last.split()[1]
+    except (ValueError, IndexError) as error:
+        # Whose process it is can have it say anything.
+        raise _failed(f"{doing} as uid {uid}: it says {last[:80]!r}") from error
+    if not 0 < sees_mib <= memory_mib:
+        raise _failed(f"the limit of {memory_mib:,} MiB is not in force: {doing}, it sees {sees_mib:,} MiB")
     if umask != "27":
         hint = "run: gres-mig slices build /usr/local/lib/gres-mig/keep_umask.so, and name it as keep_umask"
         raise _failed(f"{doing} changes its umask to {umask}: all that it writes could be written by others", hint)

@@ -194,16 +194,19 @@ class TestTheProbe:
         assert (cache.stat().st_uid, cache.stat().st_mode & 0o777) == (ALICE.uid or os.geteuid(), 0o600)
         assert (cache.parent.stat().st_uid, cache.parent.stat().st_mode & 0o777) == (os.geteuid(), 0o711)
 
-    def test_who_ends_it_has_no_fault_found_with_the_node(self, settings: Settings) -> None:
-        """As `pkill -u alice` does."""
+    @pytest.mark.parametrize(("way", "said"), [("KILLED", "it ended with -9"), ("TRACED", "it says '. nonsense'")])
+    def test_who_ends_or_changes_it_has_no_fault_found_with_the_node(
+        self, settings: Settings, way: str, said: str
+    ) -> None:
+        """As `pkill -u alice` and a debugger of hers do."""
         if os.geteuid() != 0:
             pytest.skip("only root starts processes of other users")
         # Where other users may go, which is not below pytest's own folder.
         with tempfile.TemporaryDirectory(prefix="gres-mig-") as folder:
             os.chmod(folder, 0o755)
-            theirs = replace(settings, run_dir=f"{folder}/run", slicing=slicing(Path(folder), "KILLED"))
+            theirs = replace(settings, run_dir=f"{folder}/run", slicing=slicing(Path(folder), way))
 
-            with pytest.raises(Busy, match="as uid 6: it ended with -9; as uid 65534 it works"):
+            with pytest.raises(Busy, match=f"as uid 6: {said}; as uid 65534 it works"):
                 allocator(theirs).allocate(Owner("manual:alice", 6), Request(4000))
 
             assert list(Path(theirs.run_dir, "slices").glob("*/*")) == []
