@@ -33,15 +33,14 @@ PLACES = 4
 
 NO_ROOM = (
     "no room for 8,000 MiB on this node: 4 of 4 places for 1g.24gb are taken; "
-    "shut down a kernel that has GPU memory, or try again later"
+    "shut down a GPU kernel, or try again later"
 )
 TOO_BIG = (
     "no instance on this node holds 921,600 MiB: the largest is 4g.96gb (97,280 MiB); "
     "sizes here: 24,192 MiB, 48,512 MiB, 97,280 MiB"
 )
 NO_OTHER = (
-    "The 'half' kernel could not be started: \"no room for 40,960 MiB on this node: 2 of 2 places for 2g.48gb "
-    "are taken; this notebook's current kernel has 1g.24gb: shut the current kernel down first\""
+    "The 'half' kernel could not be started: \"shut this notebook's current kernel down first, it has 1g.24gb: no room "
 )
 
 
@@ -79,8 +78,10 @@ def full(server: Server) -> list[Kernel]:
 def refused(reply: tuple[int, Any], code: int) -> str:
     """The sentence of a refusal with that status."""
     assert reply[0] == code, reply
-    message: str = reply[1]["message"]
-    return message
+    lines = reply[1]["message"].split("\n")
+    # Lab's dialog shows no more of a line (4.6); of a change of kernels jupyter_server makes one line.
+    assert code == 501 or max(map(len, lines)) <= 122
+    return " ".join(lines)
 
 
 def test_a_kernel_that_asks_for_memory_has_an_instance_of_its_own_and_is_told_which(host: Host, server: Server) -> None:
@@ -211,7 +212,7 @@ def test_another_kernel_for_a_notebook_on_a_full_gpu_leaves_it_the_one_it_has(
     kernel.run("here = 'still'")
     reply = server.ask("PATCH", f"/api/sessions/{session}", {"kernel": {"name": "half"}})
 
-    assert refused(reply, 501) == NO_OTHER
+    assert refused(reply, 501).startswith(NO_OTHER)
     assert kernel.run("print(here)") == "still"
 
 

@@ -186,7 +186,7 @@ def test_without_its_service_a_node_refuses_kernels_with_gpu_memory_and_no_other
     reply = server.ask("POST", "/api/kernels", {"name": "gpu"})
 
     assert reply.code == 500
-    assert reply.body["message"].startswith("the node service of this node does not answer (")
+    assert reply.body["message"].startswith("the node service of this node does not answer")
     assert server.kernel("plain").run("1 + 1") == "2"
     kernel.shutdown()
     served.serve()

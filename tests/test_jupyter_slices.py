@@ -155,12 +155,12 @@ def test_who_finds_no_room_reads_how_much_is_left(host: Host) -> None:
                 await second.start_kernel(kernel_id=str(uuid.uuid4()))
         finally:
             await first.shutdown_kernel(now=True)
-        return str(refused.value)
+        return refused.value.text
 
     text = asyncio.run(life())
 
     # 40 GiB and their overhead are gone, and so is the overhead of the next.
-    assert text.endswith("; the largest that is free now is slice (2,701 MiB)")
+    assert text.endswith(": the largest that is free is 2,701 MiB, on GPU 0")
 
 
 def test_the_sizes_to_choose_from_are_parts_of_the_card_and_what_is_free(host: Host) -> None:

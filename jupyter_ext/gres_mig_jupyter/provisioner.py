@@ -68,8 +68,9 @@ class MigProvisioner(LocalProvisioner):
             else:
                 self._forget()
             refused = await node.refused(self.kernel_id, error, self._notebook)
-            self.log.warning("kernel %.60r gets no GPU memory: %s", self.kernel_id, refused)
-            raise refused from error
+            self.log.warning("kernel %.60r gets no GPU memory: %s", self.kernel_id, refused.text)
+            # Jupyter logs all that led to it, twice; where nothing is wrong the sentence says enough.
+            raise refused from (error if error.fault is Fault.NODE else None)
         except BaseException:
             await self._give_back()
             raise
