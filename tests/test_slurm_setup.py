@@ -546,8 +546,11 @@ def test_what_a_controller_sent_is_not_changed_on_the_node(etc: Path) -> None:
     place = setup.Place(sent.path, "/usr/bin/python3", "config.toml", "state.json", "handover")
 
     files = setup.for_node(place, sent, {}).files
+    shown = setup.for_controller(place, sent, ("n1",), None, edit=False).files
 
     assert {os.path.dirname(file.path) for file in files} == {"/etc/slurm/gres-mig"}
+    assert {os.path.basename(file.path) for file in shown} >= {"slurm.conf", "gres.conf", "job_submit.lua"}
+    assert not any(file.edit for file in shown)
     with pytest.raises(ConfigError, match="was sent by the controller"):
         setup.for_controller(place, sent, ("n1",), None, edit=True)
 
@@ -573,6 +576,28 @@ def test_another_type_of_node_is_added_to_the_sizes(etc: Path) -> None:
         ("1x", "b[1-9]"),
         ("2x", "n1"),
     ]
+
+
+def test_a_controller_without_gpus_is_set_up_for_one_type_of_node_after_the_other(etc: Path) -> None:
+    """By what its sizes file knows of them."""
+    written(etc, "ClusterName=lab\nNodeName=a[1-2]\nNodeName=b[1-9]\n", "--write", "--nodes", "a[1-2]")
+    sizes = etc / "gres-mig-sizes.conf"
+    one = sizes.read_text()
+    other = one.replace("type 2x", "type 1x").replace("nodes a[1-2]", "nodes b[1-9]").replace("board 2 ", "board 1 ")
+    sizes.write_text(one + other.partition("\n\n")[2])
+    config = etc.parent / "none.toml"
+    config.write_text("gpus = []\n")
+    conf = "ClusterName=lab\nNodeName=a[1-2]\nNodeName=b[1-9]\n"
+    (etc / "slurm.conf").write_text(conf)
+    words = ("slurm", "setup", "--write", "--controller", "--slurm-conf", etc / "slurm.conf", "--json")
+
+    unnamed = here("--config", config, *words)
+    for nodes in ("a[1-2]", "b[1-9]"):
+        assert here("--config", config, *words, "--nodes", nodes).code == 0
+
+    lines = (etc / "slurm.conf").read_text().splitlines()
+    assert any("--nodes" in text for text in unnamed.plain["decide"])
+    assert lines[1:3] == ["NodeName=a[1-2] Gres=migmem:194560", "NodeName=b[1-9] Gres=migmem:97280"]
 
 
 def test_somebody_else_than_root_only_looks(etc: Path) -> None:

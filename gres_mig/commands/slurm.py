@@ -72,15 +72,18 @@ def setup(
     parts = []
     if said := admission.chosen(conf, settings):
         settings = replace(settings, admission="gates")
-        parts.append(Plan((said,)))
     if node_part or not controller_part:
         if write:
             planning.refuse_what_others_can_change(place, conf)
+        parts.append(Plan((said,) if said else ()))
         parts.append(planning.for_node(place, conf, _units(node, settings)))
     if controller_part or not node_part:
         like = nodes or _nodes_like_this(conf)
         kind = _kind(settings, place, like)
-        parts.append(planning.for_controller(place, conf, conf_lines.hosts(like), kind, edit=edit))
+        named = conf_lines.hosts(like or (kind.nodes if kind else ""))
+        # On a node that was sent its slurm.conf, what the controller needs is shown.
+        edit = edit and (write or not place.is_sent)
+        parts.append(planning.for_controller(place, conf, named, kind, edit=edit))
     plan = Plan(*(tuple(x for part in parts for x in getattr(part, name)) for name in Plan.field_names()))
     kept = [copy for file in plan.files if write and file.edit and file.state != "unchanged"
             if (copy := files.write(file))]  # fmt: skip
@@ -164,11 +167,14 @@ def _nodes_like_this(conf: Conf) -> str:
 
 
 def _kind(settings: Settings, place: Place, nodes: str) -> NodeType | None:
-    """What the nodes are that are set up: this one's type, on a controller without GPUs the only one it knows."""
+    """What the nodes are that are set up: this one's type; on a controller without GPUs the one known of these nodes,
+    or the only one."""
     if settings.manages_any:
         return profiles.of_this_node(settings, nodes=nodes)
     types = planning.known_sizes(os.path.join(place.etc, sizes_file.FILE_NAME)).types
-    return replace(types[0], nodes=nodes or types[0].nodes) if len(types) == 1 else None
+    named = set(conf_lines.hosts(nodes))
+    theirs = [kind for kind in types if named and named <= set(conf_lines.hosts(kind.nodes))] or types
+    return replace(theirs[0], nodes=nodes or theirs[0].nodes) if len(theirs) == 1 else None
 
 
 def _units(node: Node, settings: Settings) -> dict[str, str]:

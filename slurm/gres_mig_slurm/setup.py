@@ -93,11 +93,11 @@ def refuse_what_others_can_change(place: Place, conf: Conf) -> None:
 def for_controller(place: Place, conf: Conf, nodes: Sequence[str], kind: NodeType | None, *, edit: bool) -> Plan:
     """What the controller needs; `kind` is what these nodes are, where that is known.
 
-    Without `edit` slurm.conf and gres.conf are only shown as they would be.
+    Without `edit` slurm.conf and gres.conf are only shown as they would be; where slurm.conf was sent, all is.
     """
     if not conf.texts:
         raise ConfigError(f"there is no {conf.path}", hint="name it with --slurm-conf")
-    if place.is_sent:
+    if place.is_sent and edit:
         hint = "here run: gres-mig slurm setup --write --node, and all else on the controller"
         raise ConfigError(f"{conf.path} was sent by the controller: a change here would not last", hint=hint)
     texts, decide = conf_changes.slurm_conf(conf, place.hooks, nodes, kind)
@@ -116,6 +116,9 @@ def for_controller(place: Place, conf: Conf, nodes: Sequence[str], kind: NodeTyp
             files.append(planned(os.path.join(place.etc, GATES_LUA), packaged(GATES_LUA), mode=0o644))
     else:
         more.append("no GPU is managed here: on a node of each type run gres-mig slurm profiles, for its Gres= as well")
+        more.append("once several types are known here, this is run for each, with its --nodes")
+    if place.is_sent:
+        files = [replace(file, edit=False) for file in files]
     return Plan(tuple(files), (*decide, *more))
 
 
