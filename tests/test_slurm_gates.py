@@ -145,11 +145,33 @@ def test_a_job_of_two_nodes_waits_for_two_places(cluster: Gated) -> None:
 
 
 def test_a_job_of_more_nodes_than_placeholders_is_not_refused_and_has_no_gate(cluster: Gated) -> None:
-    most = gate_lines.USUAL
-    many = submit(cluster, f"-N{most + 1}", f"--gres=migmem:{WHOLE}")
-    some = submit(cluster, f"-N{most}-9", f"--gres=migmem:{WHOLE}")
+    sizes = cluster.conf.parent / sizes_file.FILE_NAME
+    text = sizes.read_text()
+    sizes.write_text(text.replace(f"placeholders {gate_lines.USUAL}", "placeholders 1"))
+    many = submit(cluster, "-N2", f"--gres=migmem:{WHOLE}")
+    sizes.write_text(text)
+    some = submit(cluster, "-N2-9", f"--gres=migmem:{WHOLE}")
 
     assert [cluster.job(job)["Features"] for job in (many, some)] == ["(null)", f"{W}|{W}-try"]
+
+
+@pytest.mark.parametrize("words", [("-N4",), ("-N3", f"--gres=migmem:{WHOLE}"), ("-n100",)])
+def test_a_job_of_more_nodes_than_there_are_does_not_wait_for_placeholders(
+    cluster: Gated, words: tuple[str, ...]
+) -> None:
+    """Slurm would let no other job of the partition begin but by backfill."""
+    refused = cluster.run("sbatch", *words, "--wrap", "true", check=False)
+
+    assert refused.returncode == 1
+    assert "Requested node configuration is not available" in refused.stderr
+
+
+def test_jobs_of_several_nodes_without_a_gate_are_kept_off_the_placeholders_and_no_others(cluster: Gated) -> None:
+    plain, several = submit(cluster, "-N1"), submit(cluster, "-n2", "-xn2")
+    excluded = [cluster.job(job)["ExcNodeList"] for job in (plain, several)]
+
+    assert excluded == ["(null)", "migmem-full-n1-[1-4],migmem-full-n2-[1-4],n2"]
+    assert cluster.wait(several, "RUNNING")["NodeList"] == "n1"
 
 
 def test_of_two_jobs_that_meet_one_hole_the_second_is_put_back_and_begins_later(cluster: Gated) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from gres_mig.values import Value, replace
@@ -19,7 +20,8 @@ _ADDRESS = "NodeAddr=127.0.0.1 Port=1"
 """Nobody listens there; slurmctld looks for them once in a while, and must not wait for an answer."""
 
 _STATE = 'State=DOWN Reason="gres-mig: jobs wait for it while no node has a place"'
-_COPIED = ("CPUs", "Boards", "SocketsPerBoard", "Sockets", "CoresPerSocket", "ThreadsPerCore", "RealMemory", "TmpDisk")
+_CORES = ("Boards", "SocketsPerBoard", "Sockets", "CoresPerSocket", "ThreadsPerCore")
+_AMOUNTS = ("RealMemory", "TmpDisk")
 
 
 class GateLines(Value):
@@ -38,7 +40,7 @@ def features(kind: NodeType) -> tuple[str, ...]:
 
 def node_features(value: str, kind: NodeType) -> str:
     """A node's Feature with those of its sizes, and with no other of ours."""
-    site = [word for word in value.split(",") if word and not word.startswith(openings.PREFIX)]
+    site = dict.fromkeys(word for word in value.split(",") if word and not word.startswith(openings.PREFIX))
     return ",".join([*site, *features(kind)])
 
 
@@ -66,13 +68,13 @@ def plan(conf: Conf, nodes: Sequence[str], kind: NodeType, changes: Mapping[Line
     name = f"{NAME}{nodes[0]}-[1-{USUAL}]"
     old = _placeholder(conf, nodes)
     if old is None:
-        added.append(_as_placeholder(conf, found[0], name, kind))
+        added.append(_as_placeholder(conf, found, name, kind))
     else:
         name = old.get("NodeName") or name
         count = wanted.node_gres(old.get("Gres") or "", kind.count_mib)
         if not wanted.is_same(old.get("Gres") or "", count):
             new[old] = old.with_value("Gres", count)
-        _set_features(new, conf, old, kind)
+        _set_features(new, conf, old, kind, _features(conf, found))
     all_of_them = conf_lines.hosts(name)
     for line in conf.of_kind("PartitionName"):
         there = set(conf_lines.hosts(line.get("Nodes") or ""))
@@ -87,9 +89,9 @@ def plan(conf: Conf, nodes: Sequence[str], kind: NodeType, changes: Mapping[Line
     return GateLines(new, tuple(added), tuple(decide))
 
 
-def _set_features(changes: dict[Line, str], conf: Conf, line: Line, kind: NodeType) -> None:
+def _set_features(changes: dict[Line, str], conf: Conf, line: Line, kind: NodeType, more: str = "") -> None:
     now = _said(conf, line, "Feature", "Features")
-    value = node_features(now, kind)
+    value = node_features(f"{now},{more}", kind)
     if not wanted.is_same(now, value):
         key = "Features" if line.get("Features") is not None else "Feature"
         changes[line] = replace(line, raw=changes.get(line, line.raw)).with_value(key, value)
@@ -119,12 +121,27 @@ def _placeholder(conf: Conf, nodes: Sequence[str]) -> Line | None:
     return None
 
 
-def _as_placeholder(conf: Conf, line: Line, name: str, kind: NodeType) -> str:
-    """As large as the nodes of that line, or Slurm would refuse at submit what fits only them."""
-    copied = [f"{key}={value}" for key in _COPIED if (value := _said(conf, line, key))]
-    gres = wanted.node_gres(_said(conf, line, "Gres"), kind.count_mib)
-    feature = node_features(_said(conf, line, "Feature", "Features"), kind)
-    return " ".join([f"NodeName={name}", _ADDRESS, *copied, f"Gres={gres}", f"Feature={feature}", _STATE])
+def _as_placeholder(conf: Conf, lines: Sequence[Line], name: str, kind: NodeType) -> str:
+    """With all that any node of these lines has, or Slurm would refuse at submit what fits only that one."""
+    largest = max(lines, key=lambda line: _cpus(conf, line))
+    copied = {key: _said(conf, largest, key) for key in ("CPUs", *_CORES)}
+    copied |= {key: max((_said(conf, line, key) for line in lines), key=_whole) for key in _AMOUNTS}
+    words = [f"{key}={value}" for key, value in copied.items() if value]
+    gres = wanted.node_gres(_said(conf, largest, "Gres"), kind.count_mib)
+    feature = node_features(_features(conf, lines), kind)
+    return " ".join([f"NodeName={name}", _ADDRESS, *words, f"Gres={gres}", f"Feature={feature}", _STATE])
+
+
+def _features(conf: Conf, lines: Sequence[Line]) -> str:
+    return ",".join(_said(conf, line, "Feature", "Features") for line in lines)
+
+
+def _cpus(conf: Conf, line: Line) -> int:
+    return _whole(_said(conf, line, "CPUs")) or math.prod(_whole(_said(conf, line, key)) or 1 for key in _CORES)
+
+
+def _whole(value: str) -> int:
+    return int(value) if value.isdecimal() else 0
 
 
 def _node_sets(conf: Conf) -> set[str]:

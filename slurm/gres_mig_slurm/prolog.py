@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gres_mig.allocator import Allocator
 
 SHORTEST_DELAY_S, LONGEST_DELAY_S = 5, 600
+_SOON = 5
+"""How often a job with a gate is tried again so soon: whom its gate does not stop goes on as all others do."""
 
 
 def prepare(mine: Hook, rows: str) -> int:
@@ -116,7 +118,8 @@ def _put_back(mine: Hook, job: Job, why: str, wanted: Request | None = None) -> 
             return True
         controller.requeue(job)
         # Behind a gate it begins once a node says that it has a place, this one or another.
-        begin = controller.delay(job, SHORTEST_DELAY_S if wanted and job.gated else delay_s(job))
+        soon = wanted and job.gated and job.restarts < _SOON
+        begin = controller.delay(job, SHORTEST_DELAY_S if soon else delay_s(job))
         log.info("%s on %s is tried again in %.0f s: %s", job, mine.node, begin - time.time(), why)
         if wanted:
             _remember(mine, job, wanted, begin)

@@ -6,6 +6,7 @@ import re
 
 from gres_mig.errors import ConfigError
 from gres_mig.values import replace
+from gres_mig_slurm import conf_lines
 from gres_mig_slurm.profiles import Board, NodeType, Priced, Sizes
 
 FILE_NAME = "gres-mig-sizes.conf"
@@ -31,6 +32,8 @@ def render(sizes: Sizes) -> str:
             lines.append(f"nodes {node.nodes}")
         if node.admission != "count":
             lines.append(f"admission {node.admission}")
+            if node.nodes:
+                lines.append(f"machines {len(conf_lines.hosts(node.nodes))}")
         for board in node.boards:
             lines.append(f"board {board.gpus} {board.whole_mib} {board.model}")
             if board.slice_overhead_mib >= 0:
@@ -83,6 +86,9 @@ def _with(sizes: Sizes, line: str) -> Sizes | None:
         node = replace(node, nodes=rest)
     elif word == "admission" and rest == "gates":
         node = replace(node, admission=rest)
+    elif word == "machines" and node.nodes and rest.isdecimal():
+        # How many that are.
+        pass
     elif word == "board" and (found := re.fullmatch(r"([1-9][0-9]{0,5}) ([1-9][0-9]{0,11})(?: (.*))?", rest)):
         node = replace(node, boards=(*node.boards, Board(found[3] or "", int(found[1]), int(found[2]), ())))
     elif word == "profile" and node.boards and (priced := _priced(rest)):

@@ -16,6 +16,7 @@ local SITE_FILE = FOLDER .. "job_submit.site.lua"
 
 -- Not handed to Lua before 23.02; slurm_errno.h.
 local INVALID_GRES = slurm.ESLURM_INVALID_GRES or 2072
+local INVALID_FEATURE = slurm.ESLURM_INVALID_FEATURE or 2029
 local NO_VAL = 4294967294
 local EXAMPLES = "write MiB, such as migmem:8000, or migmem:8K for 8,192"
 local OTHER_FORMS = { "tres_per_task", "tres_per_socket", "tres_per_job" }
@@ -31,10 +32,9 @@ local function read(path)
   if not file then
     return nil, why
   end
-  local text
-  text, why = file:read("*a")
+  local text, fault = file:read("*a")
   file:close()
-  return text, why
+  return text, fault
 end
 
 local function thousands(number)
@@ -64,7 +64,7 @@ local function parse_sizes(text)
     elseif word == "type" then
       node, board = { boards = {} }, nil
       table.insert(sizes.types, node)
-    elseif (word == "nodes" or word == "admission") and node then
+    elseif (word == "nodes" or word == "admission" or word == "machines") and node then
       node[word] = rest
     elseif word == "board" and node then
       board = { whole = tonumber(rest:match("^%d+ (%d+)")) }
@@ -265,7 +265,27 @@ local function exclude(job_desc, nodes, unable)
   end
 end
 
-local function submit(job_desc)
+-- Of a job of more nodes than there are, Slurm thinks that it could begin once the placeholders are up, and lets no
+-- other job of its partition begin before (22.05). So who may need several and has no gate is kept off them.
+local function keep_off(job_desc, nodes, part_list)
+  local least, tasks = job_desc.min_nodes or NO_VAL, job_desc.num_tasks or NO_VAL
+  if (least <= 1 or least == NO_VAL) and (tasks <= 1 or tasks == NO_VAL) then
+    return
+  end
+  local seen = {}
+  for _, part in pairs(part_list) do
+    for name, numbers in (part.nodes or ""):gmatch("(migmem%-full%-[%w._-]+)(%[?[%d,-]*%]?)") do
+      numbers = numbers:match("^%[.*%]$") or ""
+      if not seen[name .. numbers] then
+        seen[name .. numbers] = true
+        nodes = (nodes or "") ~= "" and nodes .. "," .. name .. numbers or name .. numbers
+        job_desc.exc_nodes = nodes
+      end
+    end
+  end
+end
+
+local function submit(job_desc, part_list)
   refuse_other_forms(job_desc)
   local found = entries(job_desc.tres_per_node)
   local ours = one_of(found)
@@ -273,6 +293,7 @@ local function submit(job_desc)
     if kept(job_desc.admin_comment) then
       job_desc.admin_comment = ""
     end
+    keep_off(job_desc, job_desc.exc_nodes, part_list)
     return
   end
   if (job_desc.het_job_offset or NO_VAL) ~= NO_VAL then
@@ -287,6 +308,9 @@ local function submit(job_desc)
   exclude(job_desc, job_desc.exc_nodes, request.unable)
   local gates = sizes.placeholders and load_gates()
   local gated = gates and gates.submit(job_desc, request, sizes)
+  if not gated then
+    keep_off(job_desc, job_desc.exc_nodes, part_list)
+  end
   job_desc.admin_comment = comment_with(request.original, gated, job_desc.admin_comment)
   local serves = request.serves
   if request.mib ~= serves.price then
@@ -298,7 +322,7 @@ end
 
 -- The request of a waiting job changes only together with AdminComment, so that slurmctld itself, which lets none but
 -- root and operators set that, refuses what others try. To say the same again is everybody's.
-local function modify(job_desc, job_rec, modify_uid)
+local function modify(job_desc, job_rec, part_list, modify_uid)
   refuse_other_forms(job_desc)
   local original, gated = kept(job_rec.admin_comment)
   if job_desc.admin_comment and original and not kept(job_desc.admin_comment) then
@@ -307,8 +331,16 @@ local function modify(job_desc, job_rec, modify_uid)
   local found = entries(job_desc.tres_per_node)
   local ours, now = one_of(found), one_of(entries(job_rec.tres_per_node))
   local gates = gated and load_gates()
+  local keeps = ours or (now and not job_desc.tres_per_node)
+  local has_gate, stuck
   if gates then
-    gates.modify(job_desc, job_rec, ours or (now and not job_desc.tres_per_node))
+    has_gate, stuck = gates.modify(job_desc, job_rec, keeps, load_sizes)
+  end
+  if not has_gate then
+    keep_off(job_desc, job_desc.exc_nodes or job_rec.exc_nodes, part_list)
+  end
+  if stuck then
+    error(setmetatable({ text = stuck, code = INVALID_FEATURE }, Refusal), 0)
   end
   if not ours or (now and now.count == ours.count) then
     return
@@ -335,7 +367,7 @@ local function guarded(work, job_desc, ...)
   if getmetatable(fault) == Refusal then
     slurm.log_info("gres-mig: refused: %s", fault.text)
     slurm.log_user("%s", fault.text) -- in slurm_job_modify it reaches nobody before 23.02
-    return INVALID_GRES
+    return fault.code or INVALID_GRES
   end
   slurm.log_error("gres-mig: internal error in job_submit.lua: %s", tostring(fault))
   local told, ours = pcall(function()
@@ -351,11 +383,7 @@ end
 local site = {}
 
 local function run_site(text)
-  local chunk, why = (loadstring or load)(text, "@" .. SITE_FILE)
-  if not chunk then
-    error(why, 0)
-  end
-  chunk()
+  assert((loadstring or load)(text, "@" .. SITE_FILE))()
 end
 
 -- As slurmctld does with a script of its own: one that does not load leaves the one before it in force.
@@ -380,21 +408,23 @@ local function load_site(first)
 end
 
 local function ask_site(name, ...)
-  load_site(false)
   local result = site[name] and site[name](...)
   return type(result) == "number" and result or slurm.SUCCESS
 end
 
 load_site(true)
 
+-- The site's script is looked for at submit alone: that there is none leaves an errno behind for which slurmctld would
+-- refuse another partition of a waiting job (22.05).
 function slurm_job_submit(job_desc, part_list, submit_uid)
+  load_site(false)
   local result = ask_site("submit", job_desc, part_list, submit_uid)
-  return result == slurm.SUCCESS and guarded(submit, job_desc) or result
+  return result == slurm.SUCCESS and guarded(submit, job_desc, part_list) or result
 end
 
 function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
   local result = ask_site("modify", job_desc, job_rec, part_list, modify_uid)
-  return result == slurm.SUCCESS and guarded(modify, job_desc, job_rec, modify_uid) or result
+  return result == slurm.SUCCESS and guarded(modify, job_desc, job_rec, part_list, modify_uid) or result
 end
 
 return slurm.SUCCESS
