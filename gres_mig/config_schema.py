@@ -246,7 +246,8 @@ def _explain(details: ErrorDetails, kind: type[_Config], table: tuple[str, ...])
     field = kind.model_fields.get(key)
     if field is None:
         keys = tuple(kind.model_fields)
-        return _Complaint(path, "an unknown key", ", ".join(keys), _did_you_mean(key, keys, str))
+        close = _did_you_mean(key, keys, str)
+        return _Complaint(path, "an unknown key", "those in docs/config.md" if close else ", ".join(keys), close)
     found = details["input"]
     choices = get_args(field.annotation)
     accepted = field.description or " or ".join(values.toml(choice) for choice in choices)

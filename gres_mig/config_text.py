@@ -22,7 +22,7 @@ else:
 
 _HEADER = """\
 # gres-mig: what this node may do with its GPUs. Every key is explained in docs/config.md.
-# A change is in force for whatever starts after it; nothing has to be restarted.
+# A change is in force for whatever starts after it; a service that runs takes it with: gres-mig reload
 """
 
 _GPUS = """\

@@ -207,6 +207,8 @@ def test_an_environment_names_one_mig_device(node: Node) -> None:
         (("why",), "Missing argument"),
         (("status", "now"), "now"),
         (("simulate",), "Missing command"),
+        (("slurm",), "Missing command"),
+        (("kernelspec",), "Missing command"),
         (("demo", "--speed", "2"), "--speed"),
     ],
 )

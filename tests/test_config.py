@@ -233,7 +233,7 @@ def test_the_reserve_is_a_size_or_nothing(reserve: str, mib: int) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ('gpu = "*"', "1: gpu: found an unknown key; accepted: gpus, profiles, …; did you mean gpus?"),
+        ('gpu = "*"', "1: gpu: found an unknown key; accepted: those in docs/config.md; did you mean gpus?"),
         ("[profile]\na = 1", "1: profile: found an unknown key; accepted: …; did you mean profiles?"),
         ("zzz = 1", "1: zzz: found an unknown key; accepted: …, simulator"),
         ('gpus = "all"', '1: gpus: found "all"; accepted: "*" for all, or a list of …'),

@@ -158,7 +158,8 @@ def test_without_jupyter_it_says_in_one_line_what_is_left_out_and_what_to_type(t
     (said,) = re.findall(r"^Left out: a Jupyter .*?\n\n", told.out, re.MULTILINE | re.DOTALL)
 
     assert " ".join(said.split()) == (
-        "Left out: a Jupyter server, for there is no jupyter_server here; type: pip install 'gres-mig[demo]'"
+        "Left out: a Jupyter server, for there is no jupyter_server here; "
+        "type in a clone of gres-mig: pip install '.[demo]'"
     )
     assert "/api/kernels" not in told.out
 

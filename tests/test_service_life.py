@@ -190,7 +190,7 @@ def test_without_its_packages_it_runs_and_says_once_that_there_is_no_socket(
 
     assert code == 0
     assert said.splitlines()[0] == (
-        "gres-mig: the socket is off: tornado is not installed; run: pip install 'gres-mig[service]'"
+        "gres-mig: the socket is off: tornado is not installed; run in a clone of gres-mig: pip install '.[service]'"
     )
     assert said.count("tornado") == 1
     assert here is not None

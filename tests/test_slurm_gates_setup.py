@@ -16,7 +16,7 @@ from test_slurm_setup import Bare
 from gres_mig import config_schema, config_text, presence
 from gres_mig.simulator.program import command, environment
 from gres_mig.values import replace
-from gres_mig_slurm import admission, conf_lines, gate_lines
+from gres_mig_slurm import admission, check_gates, conf_lines, gate_lines, running
 from gres_mig_slurm.profiles import node_type
 
 require_slurm()
@@ -129,7 +129,7 @@ def test_what_gates_need_is_told_before_they_are_set_up(site: Site) -> None:
     partitions = [re.search(r"in partition (\w+)", finding["text"]) for finding in gates[1:-1]]
 
     assert gates[0]["text"].startswith("n1 has no feature migmem-24192, ")
-    assert gates[0]["todo"].endswith(f": Feature=fast,{FEATURES}")
+    assert gates[0]["todo"].endswith(f": Features=fast,{FEATURES}")
     assert {found[1] for found in partitions if found} == {"main", "other", "third"}
     assert gates[-1]["todo"] == "run: systemctl enable --now gres-mig.service"
 
@@ -196,8 +196,21 @@ def test_gates_that_nobody_looks_after_are_found(site: Site) -> None:
     (alone,) = site.findings()
     kept.rename(told)
 
-    assert (outdated["check"], outdated["todo"]) == ("gates", "run: gres-mig reload")
+    assert (outdated["check"], outdated["todo"]) == ("gates", check_gates.RELOAD)
     assert (alone["check"], alone["todo"]) == ("gates", "run: systemctl enable --now gres-mig.service")
+
+
+def test_gates_that_were_left_closed_are_found(site: Site) -> None:
+    """By who goes by the count now."""
+    with site.named():
+        cluster = running.look(str(site.conf))
+    left = {**cluster.nodes["n1"], "ActiveFeatures": "fast,migmem-24192"}
+    none = replace(cluster, nodes={**cluster.nodes, "n1": {**left, "AvailableFeatures": "fast,migmem-24192"}})
+    some = replace(cluster, nodes={**cluster.nodes, "n1": {**left, "AvailableFeatures": "fast,migmem-24192,migmem-1"}})
+
+    assert list(check_gates.none(none)) == []
+    (found,) = check_gates.none(some)
+    assert found.text == "n1 goes by the count, and jobs wait behind migmem-1"
 
 
 NEW = "ClusterName=lab\nNodeName=n1 CPUs=8\n"

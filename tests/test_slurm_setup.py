@@ -15,7 +15,8 @@ import pytest
 from slurm_cluster import Cluster, require_slurm
 
 from gres_mig.errors import ConfigError
-from gres_mig_slurm import check_files, conf_lines, running, setup, wanted
+from gres_mig.values import replace
+from gres_mig_slurm import check_counts, check_files, conf_lines, running, setup, wanted
 from tests.command_line import Answer, here
 
 require_slurm()
@@ -253,6 +254,42 @@ def test_a_file_that_is_wrong_is_found(
     assert found[0]["level"] == "problem"
     assert text in found[0]["text"]
     assert todo in found[0]["todo"]
+
+
+def test_a_node_that_was_drained_by_us_is_found_until_it_is_resumed(site: Site) -> None:
+    site.scontrol("update", "NodeName=n1", "State=DRAIN", "Reason=gres-mig: NVML: told by a test")
+    (found,) = site.findings()
+    site.scontrol("update", "NodeName=n1", "State=RESUME")
+
+    assert (found["check"], found["level"]) == ("counts", "problem")
+    assert found["text"].endswith(": gres-mig: NVML: told by a test")
+    assert found["todo"] == "run: scontrol update nodename=n1 state=resume"
+
+
+def test_a_name_that_no_node_has_is_refused(site: Site) -> None:
+    answer = site.command("check", "--name", "n7")
+
+    assert answer.code == 2
+    assert answer.err == "gres-mig: this cluster has no node n7; its nodes: cpu1, n1\n"
+
+
+def test_a_file_that_says_so_already_is_not_what_has_to_be_changed(site: Site) -> None:
+    """What is in force is not what the file says: somebody has written it and restarted nothing."""
+    counts = {name: {**node, "Gres": ""} for name, node in look_at(site).nodes.items()}
+    written = replace(look_at(site), nodes=counts)
+
+    (unknown,) = check_counts.counts(written)
+    todo = written.node_todo("n1", "Gres", lambda gres: wanted.node_gres(gres, 194560), "")
+
+    assert unknown.todo == todo
+    assert todo.startswith(f"{site.conf}:")
+    assert todo.endswith(" says so already; restart slurmd on every node, then slurmctld")
+
+
+def look_at(site: Site) -> running.Cluster:
+    """What check goes by."""
+    with site.named():
+        return running.look(str(site.conf))
 
 
 def test_settings_that_are_wrong_are_found_with_the_line_to_change(site: Site) -> None:
@@ -624,6 +661,25 @@ def test_a_hook_that_slurm_conf_names_before_another_one_runs_once(etc: Path, ke
     assert lines[-1] == f"{key}={etc}/gres-mig/{name}"
     assert f"# {key}={etc}/gres-mig/{name}" in lines
     assert setup.assigned(str(etc / "gres-mig" / "gres-mig.env"))[f"{key.upper()}_CHAIN"] == "/usr/local/sbin/site"
+
+
+def test_a_hook_of_the_sites_that_has_the_name_of_ours_is_not_taken_for_it(etc: Path, tmp_path: Path) -> None:
+    cluster = set_up(etc)
+    (tmp_path / "prolog.sh").write_text("#!/bin/sh\n")
+    theirs = replace(cluster, running={**cluster.running, "prolog": str(tmp_path / "prolog.sh")})
+
+    (found,) = check_files.hooks(theirs)
+
+    assert found.text.startswith(f"Prolog is {tmp_path}/prolog.sh: gres-mig's is not run")
+
+
+def test_a_link_to_a_hook_in_a_folder_of_hooks_is_ours(etc: Path, tmp_path: Path) -> None:
+    cluster = set_up(etc)
+    (tmp_path / "10-site").write_text("#!/bin/sh\n")
+    (tmp_path / "50-gres-mig").symlink_to(etc / "gres-mig" / "prolog.sh")
+    folder = replace(cluster, running={**cluster.running, "prolog": f"{tmp_path}/*"})
+
+    assert [finding.text for finding in check_files.hooks(folder)] == [f"{etc}/gres-mig"]
 
 
 def test_other_hooks_may_run_beside_ours(etc: Path) -> None:

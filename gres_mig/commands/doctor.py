@@ -138,7 +138,11 @@ def _hardware(settings: Settings, root: Path, *, is_configured: bool) -> Iterato
 def _slurm(settings: Settings) -> Iterator[Finding]:
     """Whether Slurm is set up for migmem, on a machine that has it; a rehearsal has one only where it is named."""
     path = conf_lines.find()
-    if not os.path.exists(path) or (settings.simulator and "SLURM_CONF" not in os.environ):
+    if not os.path.exists(path):
+        return
+    if settings.simulator and "SLURM_CONF" not in os.environ:
+        text = f"this node is simulated: {path} is not looked at"
+        yield Finding("Slurm", "ok", text, f"if they belong together: SLURM_CONF={path} gres-mig doctor")
         return
     if "migmem" not in conf_lines.read(path).value("GresTypes").lower().split(","):
         text = f"{path} does not count migmem"

@@ -31,7 +31,7 @@ def _where(command: Any) -> Any:
     return command
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def kernelspec() -> None:
     """Put kernels with GPU memory into Jupyter's launcher, and take them out again."""
 
@@ -118,7 +118,7 @@ def _specs() -> Any:
     except ModuleNotFoundError as error:
         raise NodeFault(
             f"the environment of this gres-mig has no Jupyter: {error.name} is missing",
-            hint="run: pip install 'gres-mig[jupyter]' where Jupyter is",
+            hint="run in a clone of gres-mig, with the pip of Jupyter: pip install '.[jupyter]'",
             code="CONFIG",
         ) from error
     return specs

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from gres_mig import presence
+from gres_mig import __version__, presence
 from gres_mig.answers import emit
 from gres_mig.cli import Node, json_option, pass_node
 from gres_mig.commands import boot_unit, node_files
@@ -33,7 +33,7 @@ from gres_mig_slurm.setup import Place, Plan
 conf_option = click.option("--slurm-conf", metavar="FILE", help="The cluster's slurm.conf, if it is elsewhere.")
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def slurm() -> None:
     """Slurm: `sbatch --gres=migmem:8000`."""
 
@@ -126,6 +126,8 @@ def sizes(node: Node, write: bool, other: str | None, nodes: str | None, slurm_c
     settings = node.settings
     path = os.path.join(_place(settings, conf).etc, sizes_file.FILE_NAME)
     if other is not None:
+        if not os.path.isfile(other):
+            raise BadRequest(f"there is no file {other}", hint="make it with: gres-mig slurm profiles > FILE")
         added = planning.known_sizes(other).types
         if not added:
             raise BadRequest(f"{other} has no types of nodes", hint="make it with: gres-mig slurm profiles > FILE")
@@ -207,13 +209,16 @@ def _next_steps(plan: Plan, settings: Settings, *, written: bool) -> Iterator[st
     units = [name for name in changing if name.endswith(".service")]
     if units and not settings.simulator:
         yield f"systemctl daemon-reload && systemctl enable --now {' '.join(units)}"
-    if os.path.basename(settings.config_path) in changing and presence.running(settings.run_dir):
-        yield "gres-mig reload"
     if "slurm.conf" in changing:
         yield "on every node, where it is not shared: the same slurm.conf, gres.conf and folder gres-mig"
         # In this order: a slurmd that still counts nothing is drained by a slurmctld that counts migmem (22.05.8).
         yield "on every node: systemctl restart slurmd"
-        yield "then on the controller: systemctl restart slurmctld"
+        yield "then on the controller: systemctl restart slurmctld; until then jobs with migmem are refused"
+    running = presence.running(settings.run_dir)
+    if running and running.version != __version__:
+        yield f"systemctl restart {systemd.NAME}"
+    elif running and os.path.basename(settings.config_path) in changing:
+        yield "gres-mig reload"
     yield "gres-mig slurm check"
 
 

@@ -22,7 +22,7 @@ _SMALL, _LARGE = "python3-gpu-8g", "python3-gpu-40g"
 def left_out() -> str:
     """Why no Jupyter server can be brought up, with what to type; empty where it can."""
     absent = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
-    return f"there is no {', '.join(absent)} here; type: pip install 'gres-mig[demo]'" if absent else ""
+    return f"there is no {', '.join(absent)} here; type in a clone of gres-mig: pip install '.[demo]'" if absent else ""
 
 
 class JupyterDemo(Story):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from gres_mig import __version__, machine
+from gres_mig import __version__, config, machine
 from gres_mig.doctor.finding import Finding, Level
 from gres_mig.errors import GresMigError
 from gres_mig.locks import lock_holders
@@ -51,7 +51,10 @@ def configuration(settings: Settings, error: GresMigError | None) -> Iterator[Fi
 
 def validated(settings: Settings) -> Iterator[Finding]:
     """What is kept of the validated configuration is of the file as it is, so that hooks need not validate it."""
-    kept = os.path.join(settings.run_dir, "config.json")
+    # Where it is looked for before the file has said where the locks are.
+    usual = config.defaults(settings.config_path)
+    beside = settings.simulator and os.path.dirname(settings.config_path) == settings.simulator
+    kept = os.path.join(settings.run_dir if beside else usual.run_dir, "config.json")
     try:
         with open(settings.config_path, encoding="utf-8") as file:
             text = file.read()

@@ -122,7 +122,10 @@ class Service:
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] not in ("tornado", "prometheus_client"):
                 raise
-            log.warning("the socket is off: %s is not installed; run: pip install 'gres-mig[service]'", error.name)
+            log.warning(
+                "the socket is off: %s is not installed; run in a clone of gres-mig: pip install '.[service]'",
+                error.name,
+            )
             self._socket = False
             return None
         return Server(self, workshop)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 from gres_mig.doctor import Finding
-from gres_mig.errors import GresMigError
+from gres_mig.errors import BadRequest, GresMigError
 from gres_mig.models import Settings
-from gres_mig_slurm import check_chain, check_counts, check_files, conf_lines, running, wanted
+from gres_mig_slurm import check_chain, check_counts, check_files, conf_lines, gate_lines, running, wanted
 from gres_mig_slurm.running import Cluster
 
 
@@ -20,6 +20,9 @@ def findings(conf_path: str, settings: Settings, node: str = "") -> Iterator[Fin
     except GresMigError as error:
         yield Finding("slurmctld", "problem", error.message, "when slurmctld answers, run: gres-mig slurm check")
         return
+    machines = [name for name in cluster.nodes if not gate_lines.is_placeholder(name)]
+    if node and node not in machines:
+        raise BadRequest(f"this cluster has no node {node}", hint=f"its nodes: {', '.join(machines)}")
     gres = conf_lines.read(os.path.join(cluster.etc, "gres.conf"))
     yield from _flags(cluster)
     yield from _timeouts(cluster)

@@ -10,7 +10,17 @@ from gres_mig.deadline import operate
 from gres_mig.doctor import Finding
 from gres_mig.errors import GresMigError
 from gres_mig.models import Settings
-from gres_mig_slurm import check_gates, check_split, conf_lines, gate_lines, profiles, setup, sizes_file, wanted
+from gres_mig_slurm import (
+    check_gates,
+    check_split,
+    conf_lines,
+    gate_lines,
+    profiles,
+    running,
+    setup,
+    sizes_file,
+    wanted,
+)
 from gres_mig_slurm.conf_lines import Conf
 from gres_mig_slurm.profiles import NodeType
 from gres_mig_slurm.running import Cluster
@@ -24,7 +34,10 @@ def counts(cluster: Cluster) -> Iterator[Finding]:
         if not gate_lines.is_placeholder(name) and (mib := wanted.counted_mib(node.get("Gres", ""))) is not None
     }
     if not counted:
-        yield Finding("counts", "problem", "no node of this cluster has migmem", "run: gres-mig slurm setup --write")
+        lines = (line for line in cluster.conf.of_kind("NodeName") if wanted.counted_mib(line.get("Gres") or ""))
+        line = next(lines, None)
+        todo = f"{line.where} says so already; {running.RESTART}" if line else "run: gres-mig slurm setup --write"
+        yield Finding("counts", "problem", "no node of this cluster has migmem", todo)
         return
     for name in counted:
         state, reason = cluster.nodes[name].get("State", ""), cluster.nodes[name].get("Reason", "")
@@ -32,7 +45,7 @@ def counts(cluster: Cluster) -> Iterator[Finding]:
             text = f"{name} is {state}: its slurmd reports another count than slurm.conf has"
             todo = f"on {name} run: systemctl restart slurmd; then: scontrol update nodename={name} state=resume"
             yield Finding("counts", "problem", text, todo)
-        elif "DRAIN" in state and "migmem" in reason:
+        elif "DRAIN" in state and ("migmem" in reason or reason.startswith("gres-mig:")):
             text = f"{name} is {state}: {reason}"
             yield Finding("counts", "problem", text, f"run: scontrol update nodename={name} state=resume")
     try:
@@ -76,11 +89,9 @@ def this_node(cluster: Cluster, gres: Conf, settings: Settings) -> Iterator[Find
     if mib == mine.count_mib:
         yield Finding("this node", "ok", f"{here} counts {mib:,} MiB")
     else:
-        line = conf_lines.line_of(cluster.conf, here)
         said = "no migmem" if mib is None else f"{mib:,} MiB"
         text = f"{here} counts {said}, its GPUs give {mine.count_mib:,} MiB"
-        gres_now = (line.get("Gres") if line else None) or now
-        todo = f"{line.where if line else cluster.conf.path}: Gres={wanted.node_gres(gres_now, mine.count_mib)}"
+        todo = cluster.node_todo(here, "Gres", lambda gres: wanted.node_gres(gres, mine.count_mib), now)
         yield Finding("this node", "problem", text, todo)
     if types is not None and not any((kind.boards, kind.admission) == (mine.boards, mine.admission) for kind in types):
         text = f"{_sizes(cluster)} has no node like this one ({mine.name}, admission by {mine.admission})"
@@ -89,6 +100,8 @@ def this_node(cluster: Cluster, gres: Conf, settings: Settings) -> Iterator[Find
         yield Finding("sizes", "ok", _sizes(cluster))
     if mine.admission == "gates":
         yield from check_gates.gates(cluster, mine, settings)
+    else:
+        yield from check_gates.none(cluster)
     cgroup = conf_lines.read(os.path.join(cluster.etc, "cgroup.conf"), lenient=True)
     yield from check_split.split(cluster.conf, gres, cgroup, here, settings, gpus)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shlex
 import stat
@@ -40,7 +41,7 @@ def _unlike(cluster: Cluster) -> Iterator[Finding]:
     folders = set()
     for key, name in wanted.HOOKS.items():
         path = _hook(cluster, key)
-        if os.path.basename(path) != name:
+        if not _is_ours(path, name):
             ours = os.path.join(cluster.etc, wanted.FOLDER, name)
             text = f"{key} is {path or 'not set'}: gres-mig's is not run; one of the site's own can be chained to it"
             yield Finding("hooks", "problem", text, cluster.todo(key, partial(_always, ours)))
@@ -64,8 +65,20 @@ def _unlike(cluster: Cluster) -> Iterator[Finding]:
 
 def _hook(cluster: Cluster, key: str) -> str:
     """Ours, where the cluster has several of that kind; else what it has."""
-    found = (path for path in cluster.values(key) if os.path.basename(path) == wanted.HOOKS[key])
+    paths = (path for value in cluster.values(key) for path in (value, *sorted(glob.glob(value))))
+    found = (os.path.realpath(path) for path in paths if _is_ours(os.path.realpath(path), wanted.HOOKS[key]))
     return next(found, cluster.value(key))
+
+
+def _is_ours(path: str, name: str) -> bool:
+    """Whether that is our hook of that name, of whatever version; a site's own may have the same name."""
+    if os.path.basename(path) != name:
+        return False
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return wanted.ENV in file.read()
+    except OSError:
+        return os.path.basename(os.path.dirname(path)) == wanted.FOLDER
 
 
 def _always(value: str, _: str) -> str:

@@ -8,10 +8,11 @@ from gres_mig import presence
 from gres_mig.doctor import Finding
 from gres_mig.models import Settings
 from gres_mig.service import systemd
-from gres_mig_slurm import check_files, conf_lines, gate_lines, setup
+from gres_mig_slurm import check_files, conf_lines, gate_lines, openings, setup
 from gres_mig_slurm.profiles import NodeType
 from gres_mig_slurm.running import Cluster
 
+RELOAD = "run: gres-mig reload; without gres-mig.service: gres-mig serve --once"
 _SETUP = "run: gres-mig slurm setup --write; then restart slurmd on every node, then slurmctld"
 
 
@@ -32,9 +33,9 @@ def _features(cluster: Cluster, mine: NodeType) -> Iterator[Finding]:
     missing = set(gate_lines.features(mine)) - _words(cluster.nodes[cluster.here], "AvailableFeatures")
     if missing:
         line = conf_lines.line_of(cluster.conf, cluster.here)
-        now = (line.get("Feature") or line.get("Features") or "") if line else ""
+        key = "Features" if line and line.get("Features") is not None else "Feature"
         text = f"{cluster.here} has no feature {', '.join(sorted(missing))}: jobs that need one are refused"
-        todo = f"{line.where if line else cluster.conf.path}: Feature={gate_lines.node_features(now, mine)}"
+        todo = cluster.node_todo(cluster.here, key, lambda now: gate_lines.node_features(now, mine), "")
         yield Finding("gates", "problem", text, todo)
 
 
@@ -61,7 +62,16 @@ def _service(settings: Settings) -> Iterator[Finding]:
         yield Finding("gates", "problem", text, f"run: systemctl enable --now {systemd.NAME}")
     elif presence.is_outdated(running):
         text = f"{systemd.NAME} goes by a configuration that has changed since"
-        yield Finding("gates", "problem", text, "run: gres-mig reload")
+        yield Finding("gates", "problem", text, RELOAD)
+
+
+def none(cluster: Cluster) -> Iterator[Finding]:
+    """No gate was left closed when `admission` was set back to count."""
+    here = cluster.nodes[cluster.here]
+    ours = {name for name in _words(here, "AvailableFeatures") if name.startswith(openings.PREFIX)}
+    if closed := ours - _words(here, "ActiveFeatures"):
+        text = f"{cluster.here} goes by the count, and jobs wait behind {', '.join(sorted(closed))}"
+        yield Finding("gates", "problem", text, RELOAD)
 
 
 def _words(node: Mapping[str, str], key: str) -> set[str]:

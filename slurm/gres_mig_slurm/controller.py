@@ -274,7 +274,7 @@ def _run(*command: str) -> str:
     # A hook pays this import only when it has something to say.
     import subprocess
 
-    what = " ".join(command[:2])
+    what = " ".join([word for word in command if not word.startswith("-")][:2])
     try:
         done = subprocess.run(
             command,
@@ -287,7 +287,7 @@ def _run(*command: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise Unreachable(f"{what}: no answer within {LIMIT_S:g} s") from error
+        raise Unreachable(f"{what}: slurmctld does not answer within {LIMIT_S:g} s") from error
     except OSError as error:
         raise Refused(f"{what}: {error.strerror}") from error
     if done.returncode == 0:

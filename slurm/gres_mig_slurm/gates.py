@@ -83,7 +83,8 @@ def _tell(node: str, gates: frozenset[str]) -> None:
 
     available, active = controller.features(node)
     if missing := gates.difference(available):
-        log.warning("%s has no feature %s: run: gres-mig slurm setup", node, ",".join(sorted(missing)))
+        names = ",".join(sorted(missing))
+        log.warning("slurmctld knows no feature %s of %s: restart it, or see: gres-mig slurm check", names, node)
     # The site's own features stay as they are.
     wanted = [name for name in available if name in (gates if name.startswith(PREFIX) else active)]
     if set(wanted) != set(active):

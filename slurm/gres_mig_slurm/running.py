@@ -12,6 +12,8 @@ from gres_mig_slurm import conf_lines, controller, wanted
 from gres_mig_slurm.conf_lines import Conf
 
 _FIELD = re.compile(r"([A-Za-z_]+)=(\S*)")
+RESTART = "restart slurmd on every node, then slurmctld"
+"""In this order, or slurmctld drains a node whose slurmd still counts less (22.05.8)."""
 
 
 class Cluster(Value):
@@ -51,8 +53,16 @@ class Cluster(Value):
         line = self.conf.setting(key)
         now = (line.get(key) or "") if line else self.value(key)
         if line and wanted.is_same(now, needed(now)):
-            return f"{line.where} says so already; restart slurmd on every node, then slurmctld"
+            return f"{line.where} says so already; {RESTART}"
         return f"{line.where if line else self.conf.path}: {key}={needed(now)}"
+
+    def node_todo(self, node: str, key: str, needed: Callable[[str], str], now: str) -> str:
+        """What makes that key of a node be as it is needed; `now` is what the controller says of it."""
+        line = conf_lines.line_of(self.conf, node)
+        said = line.get(key) if line else None
+        if line and said and wanted.is_same(said, needed(said)):
+            return f"{line.where} says so already; {RESTART}"
+        return f"{line.where if line else self.conf.path}: {key}={needed(said or now)}"
 
 
 def look(conf_path: str, node: str = "") -> Cluster:

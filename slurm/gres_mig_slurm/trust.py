@@ -55,5 +55,5 @@ def require(*paths: str) -> None:
     """Raise where root's hooks would run what somebody else can change."""
     flaw = next(flaws(*paths), None)
     if flaw:
-        hint = "install gres-mig where only root can write: python3 -m venv /opt/gres-mig"
+        hint = f"{flaw.todo}; or install gres-mig where only root can write: python3 -m venv /opt/gres-mig"
         raise ConfigError(f"root's hooks would run {paths[0]}, but {flaw.text}", hint=hint)
