@@ -60,9 +60,10 @@ def test_what_a_job_prefers_does_not_take_it_past_its_gate(closed: Gated) -> Non
 
 def test_a_waiting_job_goes_to_another_partition_also_where_the_site_has_no_script(closed: Gated) -> None:
     job, without = closed.sbatch(LATER, WHOLE), closed.sbatch(LATER)
-    said = [update(closed, each, "Partition=other") for each in (job, without)]
+    for each in (job, without):
+        # Now and then 24.11.5 answers "Interrupted system call" or the like, without any submit script, too.
+        closed.until(lambda at=each: update(closed, at, "Partition=other") == "", "its partition changed")  # type: ignore[misc]
 
-    assert said == ["", ""]
     assert [closed.job(each)["Partition"] for each in (job, without)] == ["other", "other"]
 
 
@@ -81,7 +82,8 @@ def test_a_waiting_job_is_not_held_for_nodes_among_which_no_placeholder_is(close
     closed.until(lambda: closed.state(job) == "CANCELLED", f"{job} over")
     closed.scontrol("delete", "reservation=ours")
 
-    assert refused == f"Invalid feature specification for job {job}"
+    # From 23.02 on our own words are above it.
+    assert refused.splitlines()[-1] == f"Invalid feature specification for job {job}"
     assert waiting["Features"] == GATE
     assert (said, features) == (["", ""], ["(null)", "a"])
 
