@@ -265,6 +265,22 @@ local function exclude(job_desc, nodes, unable)
   end
 end
 
+-- The placeholders among nodes as Slurm writes them, such as "n1,migmem-full-n1-[1-4]".
+local function placeholders_in(nodes)
+  local found = {}
+  local first, last = nodes:find("migmem%-full%-")
+  while first do
+    local more = last
+    while more do
+      last = more
+      more = select(2, nodes:find("^[%w._-]+", last + 1)) or select(2, nodes:find("^%b[]", last + 1))
+    end
+    table.insert(found, nodes:sub(first, last))
+    first, last = nodes:find("migmem%-full%-", last + 1)
+  end
+  return found
+end
+
 -- Of a job of more nodes than there are, Slurm thinks that it could begin once the placeholders are up, and lets no
 -- other job of its partition begin before (22.05). So who may need several and has no gate is kept off them.
 local function keep_off(job_desc, nodes, part_list)
@@ -274,11 +290,10 @@ local function keep_off(job_desc, nodes, part_list)
   end
   local seen = {}
   for _, part in pairs(part_list) do
-    for name, numbers in (part.nodes or ""):gmatch("(migmem%-full%-[%w._-]+)(%[?[%d,-]*%]?)") do
-      numbers = numbers:match("^%[.*%]$") or ""
-      if not seen[name .. numbers] then
-        seen[name .. numbers] = true
-        nodes = (nodes or "") ~= "" and nodes .. "," .. name .. numbers or name .. numbers
+    for _, each in ipairs(placeholders_in(part.nodes or "")) do
+      if not seen[each] then
+        seen[each] = true
+        nodes = (nodes or "") ~= "" and nodes .. "," .. each or each
         job_desc.exc_nodes = nodes
       end
     end
