@@ -69,10 +69,23 @@ def plan(settings: Settings, account: pwd.struct_passwd, root: str = "/") -> lis
             hint="give a machine to one user that is no node of Slurm's",
         )
     refuse_a_network_file_system(settings.state_dir)
+    left = _left_by_a_service(settings)
     if settings.simulator:
-        return [_folder(settings.simulator, 0o755, account, _everything)]
-    steps = [_folder(settings.state_dir, 0o700, account, _files), _folder(settings.run_dir, 0o755, account, _files)]
+        return [*left, _folder(settings.simulator, 0o755, account, _everything)]
+    steps = [
+        *left,
+        _folder(settings.state_dir, 0o700, account, _files),
+        _folder(settings.run_dir, 0o755, account, _files),
+    ]
     return [*steps, *_driver(account, root)]
+
+
+def _left_by_a_service(settings: Settings) -> list[Step]:
+    """An ended service's socket, which would have notebook servers wait for it; while it runs, nothing is delegated."""
+    path = os.path.join(settings.run_dir, presence.SOCKET)
+    if presence.running(settings.run_dir) or not os.path.lexists(path):
+        return []
+    return [Step(path, "the socket of a service that has ended is removed", True, lambda: os.unlink(path))]
 
 
 def renew(settings: Settings, root: str = "/") -> list[Step]:
@@ -104,8 +117,13 @@ def _folder(path: str, mode: int, account: pwd.struct_passwd, contents: Callable
             _give(name, account, folder)
         _give(path, account)
 
-    there = os.path.isdir(path) and os.lstat(path).st_uid == account.pw_uid
+    there = os.path.isdir(path) and os.lstat(path).st_uid == account.pw_uid and _have(contents(path), account)
     return Step(path, f"it and what is in it belong to {account.pw_name}", not there, do)
+
+
+def _have(entries: Iterator[_Entry], account: pwd.struct_passwd) -> bool:
+    owners = {os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid for name, folder in entries}
+    return owners <= {account.pw_uid}
 
 
 def _files(path: str) -> Iterator[_Entry]:

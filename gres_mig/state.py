@@ -6,6 +6,8 @@ import errno
 import fcntl
 import json
 import os
+import re
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _SPARE_BYTES = 1 << 16
 """Kept at the least; more where the records are many."""
+_FULL = re.compile(rb'("full_profiles": )\[[^\]]*\]')
 _TOMBSTONE_LIFE_NS = 600 * 10**9
 _MOST_TOMBSTONES = 512
 """Of one user's kernels, or one cluster's jobs: each save writes them all, and who ends many displaces nobody else's.
@@ -113,6 +116,7 @@ class Store:
         while True:
             with self._errors("locking", path):
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                _leave_to_its_folders_owner(descriptor, path)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX if deadline is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # A folder that was emptied under us has another file of this name by now: that one counts.
@@ -194,6 +198,7 @@ class Store:
                 return
             descriptor = os.open(self._spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
+                _leave_to_its_folders_owner(descriptor, self._spare)
                 os.posix_fallocate(descriptor, 0, needed)
             finally:
                 os.close(descriptor)
@@ -217,6 +222,8 @@ class Store:
             before, seen = _rows(path)
             if before == recorded:
                 return
+            # What the driver called full was so before this change.
+            seen = _FULL.sub(rb"\1[]", seen)
         try:
             _replace(path, recorded + seen, 0o644, durable=False)
         except OSError as error:
@@ -240,12 +247,22 @@ def _newest(tombstones: Sequence[Tombstone]) -> tuple[Tombstone, ...]:
     return tuple(each for of_one in kept.values() for each in of_one[-_MOST_TOMBSTONES:])
 
 
+def _leave_to_its_folders_owner(descriptor: int, path: str) -> None:
+    """Where a node is one user's (`setup --delegate`), what root writes there is that one's too."""
+    if os.geteuid() == 0 and (uid := os.lstat(os.path.dirname(path)).st_uid):
+        status = os.fstat(descriptor)
+        # No other name of a file that is somewhere else: he may have put it there.
+        if status.st_uid != uid and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+            os.fchown(descriptor, uid, -1)
+
+
 def _replace(path: str, data: bytes, mode: int, *, durable: bool = True) -> None:
     # One name, since the node lock is held: what a crash left there is overwritten, not left to gather.
     temporary = f"{path}.new"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         os.fchmod(descriptor, mode)
+        _leave_to_its_folders_owner(descriptor, path)
         view = memoryview(data)
         while view:
             view = view[os.write(descriptor, view) :]

@@ -15,6 +15,7 @@ import pytest
 from notebook_server import OTHER_USER, USER, Host, require_user
 
 from gres_mig import answers, delegation
+from gres_mig.doctor.service import service as doctor_service
 from gres_mig.errors import BadRequest, ConfigError, NodeFault
 from gres_mig.models import Settings
 from gres_mig.simulator.program import command, environment
@@ -226,6 +227,31 @@ def test_beside_a_running_service_it_is_refused(host: Host) -> None:
         delegation.plan(host.settings, delegation.user(USER))
 
 
+def test_what_was_roots_in_his_folders_becomes_his_by_delegating_again(settings: Settings, root: Path) -> None:
+    delegate(settings, USER, root)
+    Path(settings.state_dir, "state.json").touch()
+    # The driver shows it whole again.
+    (root / LEAVE).write_text("DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 0\n")
+    again = delegation.plan(settings, delegation.user(USER), str(root))
+    delegation.carry_out(again)
+
+    assert [step.needed for step in again if step.path == settings.state_dir] == [True]
+    assert owner(Path(settings.state_dir, "state.json")) == USER
+
+
+def test_the_socket_of_a_service_that_has_ended_is_removed(settings: Settings, root: Path) -> None:
+    """Or notebook servers would wait for it."""
+    run_dir = Path(settings.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "service.sock").touch()
+    (found,) = doctor_service(settings, root / "etc")
+    delegate(settings, USER, root)
+
+    assert found.text.startswith(f"nobody answers at {run_dir}/service.sock: notebook servers wait for a service, ")
+    assert not (run_dir / "service.sock").exists()
+    assert list(doctor_service(settings, root / "etc")) == []
+
+
 def test_where_slurms_jobs_get_instances_it_is_refused_and_can_be_undone(settings: Settings, root: Path) -> None:
     (root / "run/slurm").mkdir(parents=True)
 
@@ -248,10 +274,14 @@ def test_on_a_simulated_node_the_user_becomes_its_maker_and_root_takes_it_back(h
     untouched = owner(host.folder)
     run("setup", "--delegate", USER, "--write")
     given = run(*asks, user=USER)
+    run("status")
+    run("reclaim", "manual:a")
+    after = run(*asks, user=USER)
     other = run(*asks, user=OTHER_USER)
     back = run("setup", "--delegate", "root", "--write")
 
     assert (before.returncode, given.returncode, other.returncode, back.returncode) == (2, 0, 2, 0)
+    assert after.returncode == 0, after.stderr
     assert f"{USER} may do on this simulated node all that its maker may" in shown.stdout
     assert f"next: gres-mig --node {host.folder} setup --delegate {USER} --write" in shown.stdout
     assert untouched == "root"

@@ -685,6 +685,14 @@ def test_a_kernel_for_a_notebook_that_has_one_is_told_to_end_that_first(host: Ho
     assert refusal.startswith("shut this notebook's current kernel down first, it has 1g.24gb: no room for ")
 
 
+def test_a_share_that_is_none_is_not_taken_for_another(alone: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRES_MIG_SHARE", "Server")
+
+    here = node.this_server()
+
+    assert (here.way, here.reason) == ("none", "GRES_MIG_SHARE is 'Server'; write kernel or server")
+
+
 def test_a_machine_that_is_not_set_up_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Host() as host:
         _be_a_server(host, tmp_path, monkeypatch)

@@ -96,7 +96,7 @@ def test_why_says_whether_a_size_would_find_a_place(server: Server) -> None:
     assert "8,000 MiB" in server.get(api("why?memory=8000"))["text"]
 
 
-@pytest.mark.parametrize(("size", "code"), [("900G", 400), ("much", 400), ("", 400)])
+@pytest.mark.parametrize(("size", "code"), [("900G", 400), ("much", 400), ("", 400), ("--help", 400), ("-5", 400)])
 def test_why_refuses_what_is_no_size_here(server: Server, size: str, code: int) -> None:
     reply = server.ask("GET", api(f"why?memory={size}"))
 

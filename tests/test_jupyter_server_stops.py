@@ -179,6 +179,33 @@ def test_a_service_that_is_started_again_takes_nothing_from_a_running_kernel(ser
     served.until_free(log=server.log)
 
 
+@pytest.mark.parametrize("how", ["restarted", "crashed"])
+def test_a_kernel_that_is_restarted_while_the_service_is_away_keeps_its_instance(served: Host, how: str) -> None:
+    server = served.server(specs=SPECS)
+    kernel = server.kernel("gpu")
+    before, first = served.instances(), kernel.pid()
+    kernel.disconnect()
+    served.stop_service(signal.SIGKILL)
+    if how == "restarted":
+        assert kernel.restart().code == 200
+    else:
+        os.kill(first, signal.SIGKILL)
+        until(lambda: "keeps its instance" in server.log(), "started again", log=server.log)
+    told, second = kernel.environment(), kernel.pid()
+    served.serve()
+    until(lambda: _pid_on_record(served) == second, "its pid on record", log=server.log)
+
+    assert (told["GRES_MIG_UUID"],) == before[0].mig_uuids
+    assert served.instances() == before
+    kernel.shutdown()
+    served.until_free(log=server.log)
+
+
+def _pid_on_record(host: Host) -> int:
+    (record,) = host.records()
+    return record.witnesses[-1].pid
+
+
 def test_without_its_service_a_node_refuses_kernels_with_gpu_memory_and_no_other(served: Host) -> None:
     server = served.server(specs=SPECS)
     kernel = server.kernel("gpu")
@@ -188,6 +215,9 @@ def test_without_its_service_a_node_refuses_kernels_with_gpu_memory_and_no_other
     assert reply.code == 500
     assert reply.body["message"].startswith("the node service of this node does not answer")
     assert server.kernel("plain").run("1 + 1") == "2"
+    status = server.get("/gres-mig/api/v1/status")
+    assert (status["way"], status["service"]) == ("service", None)
+    assert status["reason"].startswith("the node service of this node does not answer")
     kernel.shutdown()
     served.serve()
     served.until_free(log=server.log)

@@ -81,12 +81,12 @@ def flood(service: Service, number: int, say: bytes) -> Iterator[list[socket.soc
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        ("user_instances = 2", "uid 0 has 2 instances with 48,384 MiB on this node, and user_instances is 2"),
+        ("user_instances = 2", "you (uid 0) have 2 instances with 48,384 MiB on this node, and user_instances is 2"),
         (
             'user_memory = "48G"',
             (
-                "uid 0 has 2 instances with 48,384 MiB on this node, 1g.24gb would add 24,192 MiB, and user_memory is "
-                "49,152 MiB"
+                "you (uid 0) have 2 instances with 48,384 MiB on this node, 1g.24gb would add 24,192 MiB, "
+                "and user_memory is 49,152 MiB"
             ),
         ),
     ],

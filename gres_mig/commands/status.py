@@ -93,7 +93,7 @@ def _service(running: Presence, now: float) -> str:
     changed = ", which changed since: gres-mig reload" if presence.is_outdated(running) else ""
     since, read = age(now - running.started), age(now - running.loaded)
     return (
-        f"service {running.version}{old}, pid {running.pid}, for {since}; in force since {read}: "
+        f"service {running.version}{old}, pid {running.pid}, for {since}; in force for {read}: "
         f"{running.config} ({running.sha256[:12] or 'no file'}){changed}"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,11 @@ def service(settings: Settings, etc: Path) -> Iterator[Finding]:
         if Units(etc.parent).starts_at_boot(UNIT):
             text = f"{UNIT} starts at boot, but does not run"
             yield Finding("service", "problem", text, f"run: systemctl restart {UNIT}; see: journalctl -u {UNIT}")
+        elif os.path.lexists(path := os.path.join(settings.run_dir, presence.SOCKET)):
+            text = f"nobody answers at {path}: notebook servers wait for a service, and refuse kernels with GPU memory"
+            yield Finding(
+                "service", "problem", text, f"run: systemctl restart {UNIT}; or, if there is to be none: rm {path}"
+            )
         return
     good = True
     if running.version != __version__:

@@ -145,7 +145,7 @@ def _limit(settings: Settings, uid: int) -> Callable[[State, Profile], None]:
         mine = [record for record in state.records if record.owner.name.startswith(f"jupyter:{uid}:")]
         used_mib = sum(record.memory_mib for record in mine)
         number = f"{len(mine)} instance" + ("" if len(mine) == 1 else "s")
-        has = f"uid {uid} has {number} with {format_mib(used_mib)} on this node"
+        has = f"you (uid {uid}) have {number} with {format_mib(used_mib)} on this node"
         if serving.instances and len(mine) >= serving.instances:
             raise Quota(f"{has}, and user_instances is {serving.instances}", hint=_LESS)
         if serving.memory_mib and used_mib + profile.memory_mib > serving.memory_mib:

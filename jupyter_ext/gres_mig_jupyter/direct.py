@@ -40,7 +40,8 @@ class Direct:
 
     def why(self, memory: str) -> dict[str, Any]:
         """Whether a request for memory would find a place now, and if not, why."""
-        answer = self._run("why", memory)
+        # What a caller wrote is never an option.
+        answer = self._run("why", "--", memory)
         return {"text": answer["verdict"], "fits": answer["fits"], "code": answer["code"]}
 
     def kernels(self) -> list[dict[str, Any]]:
@@ -86,7 +87,7 @@ class Direct:
         return Store(self._settings, machine.boot_id(self._settings.simulator))
 
     def _run(self, *words: str) -> dict[str, Any]:
-        command = [sys.executable, _isolated(), "-m", "gres_mig", *self._words, *words, "--json"]
+        command = [sys.executable, _isolated(), "-m", "gres_mig", *self._words, words[0], "--json", *words[1:]]
         process = subprocess.Popen(
             command,
             # Where no file of the user's passes for a module, and with nothing of the server's terminal: Ctrl-C there

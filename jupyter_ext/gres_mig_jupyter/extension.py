@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 from collections.abc import Awaitable
@@ -14,10 +15,10 @@ from tornado.ioloop import PeriodicCallback
 from traitlets import Unicode
 
 from gres_mig import machine
-from gres_mig.errors import GresMigError
+from gres_mig.errors import Fault, GresMigError
 from gres_mig_jupyter.events import Events
 from gres_mig_jupyter.handlers import handlers
-from gres_mig_jupyter.node import Node, this_server
+from gres_mig_jupyter.node import Node, Refused, this_server
 
 _EVERY_S = 5.0
 _UNDONE_S = 5.0
@@ -49,6 +50,7 @@ class GresMig(ExtensionApp):
         assert self._node is not None
         assert self._server.event_logger is not None
         self._node.listeners.append(Events(self._server.event_logger))
+        self._server.log.addFilter(_without_traces)
         if self._node.way == "none":
             self.log.warning("no GPU memory for kernels: %s", self._node.reason)
             return
@@ -90,6 +92,7 @@ class GresMig(ExtensionApp):
     async def _look_after(self) -> None:
         await _forget_failed(self._server.kernel_manager)
         if self._node is not None and self._node.way != "none":
+            await self._told(self._node.report_late())
             await self._told(self._give_back_what_is_over(self._node))
             await self._told(_settle_what_is_left(self._node))
 
@@ -109,6 +112,14 @@ class GresMig(ExtensionApp):
             if str(error) != self._said:
                 self.log.warning("%s", error)
             self._said = str(error)
+
+
+def _without_traces(record: logging.LogRecord) -> bool:
+    """Where nothing is wrong, such as on a full GPU, the sentence says it all; Jupyter logs 40 lines with it, twice."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, Refused) and error.error.fault is not Fault.NODE:
+        record.exc_info = record.exc_text = None
+    return True
 
 
 async def _settle_what_is_left(node: Node, *, sure: bool = False) -> None:

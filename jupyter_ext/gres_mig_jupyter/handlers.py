@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
@@ -43,8 +43,12 @@ class StatusHandler(_Handler):
     @authorized
     async def get(self) -> None:
         node = self._node
-        service = await self._asked(node.service())
-        told = {"way": node.way, "reason": node.reason, "share": node.share, "service": service}
+        told: dict[str, Any] = {"way": node.way, "reason": node.reason, "share": node.share, "service": None}
+        try:
+            told["service"] = await node.service()
+        except GresMigError as error:
+            # This is for who wants to know just that.
+            told["reason"] = str(error)
         self.finish(json.dumps({**told, "allocations": list(node.held.values())}))
 
 

@@ -110,8 +110,9 @@ def _origin(base: str) -> KernelSpec:
     try:
         spec = manager.get_kernel_spec(base)
     except NoSuchKernel:
-        there = ", ".join(sorted(manager.find_kernel_specs())) or "none"
-        raise BadRequest(f"there is no kernel spec {base!r:.60} to make one from", hint=f"there are: {there}") from None
+        there = ", ".join(sorted(manager.find_kernel_specs()))
+        hint = f"there are: {there}" if there else "there are none; install ipykernel where gres-mig is"
+        raise BadRequest(f"there is no kernel spec {base!r:.60} to make one from", hint=hint) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"reading the kernel spec {base}: {error}") from error
     stanza = spec.metadata.get("kernel_provisioner", {})
@@ -157,7 +158,7 @@ def _write(folder: str, resources: str, text: str) -> None:
 def _unwritten(doing: str, error: OSError) -> GresMigError:
     message = f"{doing} {error.filename}: {error.strerror}"
     if isinstance(error, PermissionError):
-        return NotPermitted(message, hint="for yourself alone: --user; for a virtual environment: --sys-prefix")
+        return NotPermitted(message, hint="run it as root, or for yourself alone: --user")
     return ConfigError(message)
 
 

@@ -61,6 +61,8 @@ class Node:
         """The one instance that all kernels of this server share, where they do."""
         self.held: dict[str, dict[str, Any]] = {}
         """What this server's kernels have, by kernel id."""
+        self.late: dict[str, int] = {}
+        """Kernels whose pid the service was not there to hear."""
         self.starting: set[str] = set()
         """Kernels between their first ask and the end of their start."""
         self.refusals: dict[str, dict[str, Any]] = {}
@@ -88,14 +90,33 @@ class Node:
         self.held[kernel_id] = given
         return given
 
-    async def report(self, kernel_id: str, pid: int) -> None:
-        """Say which process is the kernel: from then on it lives by that one, and by this server."""
+    async def report(self, kernel_id: str, pid: int, *, later: bool = False) -> None:
+        """Say which process is the kernel: from then on it lives by that one, and by this server.
+
+        `later`: if nobody hears it now, it is said again by `report_late`; by this server it lives meanwhile.
+        """
+        self.late.pop(kernel_id, None)
         if self._own(kernel_id):
             does = self._need()
-            reported = await _in_thread(lambda: does.report(kernel_id, pid))
+            try:
+                reported = await _in_thread(lambda: does.report(kernel_id, pid))
+            except NodeFault as error:
+                if not later or error.code != "STATE":
+                    raise
+                self.late[kernel_id] = pid
+                reported = {"kernel": {"pid": pid}}
             self.held[kernel_id] = {**self.held.get(kernel_id, {}), **reported}
         else:
             self.held[kernel_id] = {**self.held[kernel_id], "kernel": {"pid": pid}}
+
+    async def report_late(self) -> None:
+        """Say what nobody heard before."""
+        for kernel_id, pid in list(self.late.items()):
+            try:
+                await self.report(kernel_id, pid, later=True)
+            except BadRequest:
+                # It has ended meanwhile.
+                continue
 
     async def reclaim(self, kernel_id: str) -> None:
         """Give back what a kernel has, after the ask for it that may be under way; nothing there is success."""
@@ -120,7 +141,7 @@ class Node:
     def forget(self, kernel_id: str) -> None:
         """That kernel has nothing, and nothing is under way for it."""
         self.starting.discard(kernel_id)
-        for known in (self.held, self.notebooks, self._asking):
+        for known in (self.held, self.late, self.notebooks, self._asking):
             known.pop(kernel_id, None)
 
     async def kernel(self, kernel_id: str) -> dict[str, Any] | None:
@@ -198,7 +219,10 @@ class Node:
         try:
             settings = config.load(file or None, node=folder or None)
         except GresMigError as error:
-            self.way, self.reason = "none", str(error)
+            self.way, self.reason = "none", f"{error}; tell an admin; kernels without GPU memory start as ever"
+            return
+        if (share := os.environ.get("GRES_MIG_SHARE", "kernel")) not in ("kernel", "server"):
+            self.way, self.reason = "none", f"GRES_MIG_SHARE is {share!r:.60}; write kernel or server"
             return
         client = Client(settings, timeout_s=settings.lock_wait_s + settings.hardware_timeout_s + _MORE_S)
         there = os.path.lexists(client.path)

@@ -41,6 +41,7 @@ class MigProvisioner(LocalProvisioner):
 
     _on: Node | None = None
     """Where something may be held for this kernel."""
+    _restarts = False
     _notebook = ""
     _ending: asyncio.Task[None] | None = None
 
@@ -55,7 +56,7 @@ class MigProvisioner(LocalProvisioner):
         env = _without_claims(kwargs.get("env", os.environ))
         self._notebook = env.get("JPY_SESSION_NAME", "")
         node = this_server(self.node_config)
-        restarts = self._on is not None
+        restarts = self._restarts = self._on is not None
         try:
             given = await self._given(node, restarts)
             kwargs = await super().pre_launch(**{**kwargs, "env": env})
@@ -126,17 +127,24 @@ class MigProvisioner(LocalProvisioner):
         try:
             return await node.allocate(self.kernel_id, memory=memory, profile=profile)
         except GresMigError:
-            kept = await node.kernel(self.kernel_id) if restarts else None
+            kept = await self._kept(node) if restarts else None
             if kept is None or kept["state"] != "allocated":
                 raise
             # A restart needs nothing new: neither a GPU that answers nor one that takes new work.
             self.log.warning("kernel %s keeps its instance, which could not be looked at now", self.kernel_id)
             return kept
 
+    async def _kept(self, node: Node) -> dict[str, Any] | None:
+        try:
+            return await node.kernel(self.kernel_id)
+        except GresMigError:
+            # While the service is away nobody takes it: the instance lives by this server as well.
+            return node.held.get(self.kernel_id)
+
     async def _report(self, node: Node) -> None:
         assert self.pid is not None
         try:
-            await node.report(self.kernel_id, self.pid)
+            await node.report(self.kernel_id, self.pid, later=self._restarts)
         except BadRequest:
             # A kernel that ended at once cannot be reported; it is the server's to start it again or to give up.
             if await self.poll() is None:
