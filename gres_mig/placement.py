@@ -139,17 +139,20 @@ def asked_of(rooms: Sequence[Room], request: Request) -> Sequence[Room]:
         raise BadRequest(f"{request.memory_mib:,} MiB is no size to ask for; ask for at least 1 MiB")
     if not request.gpus:
         return rooms
-    wanted = {name.lower() for name in request.gpus}
-    asked = [room for room in rooms if not wanted.isdisjoint(_names(room.gpu))]
-    unknown = wanted.difference(*(_names(room.gpu) for room in asked))
+    wanted = {name.lower(): name for name in request.gpus}
+    asked = [room for room in rooms if not names_of(room.gpu).isdisjoint(wanted)]
+    unknown = set(wanted).difference(*(names_of(room.gpu) for room in asked))
     if unknown:
         known = ", ".join(room.gpu.uuid for room in rooms)
-        raise BadRequest(f"{', '.join(sorted(unknown))} is no managed GPU of this node; managed: {known}")
+        named = ", ".join(wanted[name] for name in sorted(unknown))
+        raise BadRequest(f"{named} is no managed GPU of this node; managed: {known}")
     return asked
 
 
-def _names(gpu: Gpu) -> set[str]:
-    return {gpu.uuid.lower(), gpu.pci_bus_id.lower()}
+def names_of(gpu: Gpu) -> set[str]:
+    """What an admin may call it, in lower case: its UUID, or its PCI address with a domain of 8 digits, 4 or none."""
+    address = gpu.pci_bus_id.lower()
+    return {gpu.uuid.lower(), address, address[4:], address.partition(":")[2]} - {""}
 
 
 def _refusal(rooms: Sequence[Room], asked: Sequence[Room], request: Request, settings: Settings) -> GresMigError:
@@ -166,9 +169,10 @@ def _refusal(rooms: Sequence[Room], asked: Sequence[Room], request: Request, set
         message = f"no managed GPU of this node takes new work: {reasons}"
         return NodeFault(message, hint="run: gres-mig doctor", code="HEALTH")
     if never:
-        return BadRequest(f"{where} has no MIG")
+        return BadRequest(f"{where} has no MIG", hint="to share GPUs without MIG see: docs/slices.md")
     size_mib = request.memory_mib or next((tier[0].memory_mib for _, tier in able), 0)
-    hint = f"run: gres-mig why {size_mib}" if size_mib else "run: gres-mig status"
+    more = " --isolation mig" if request.isolation else ""
+    hint = f"run: gres-mig why {size_mib}{more}" if size_mib else "run: gres-mig status"
     ready = [(room, tier) for room, tier in able if not room.closed]
     if not ready:
         message = f"no room for {request} on {where}: what could hold it takes no new work: {reasons}"

@@ -175,7 +175,7 @@ def test_a_pending_mig_mode_is_found_with_the_processes_in_its_way(node: simulat
     assert problem.level == "problem"
     assert f"a change of MIG mode to on is pending; in its way: {machine.describe(os.getpid())}" in problem.text
     assert "nvidia-smi --gpu-reset -i 00000000:17:00.0" in problem.todo
-    assert good.text == "in force on 1 managed GPU(s)"
+    assert good.text == "in force on 1 managed GPU"
 
 
 def test_a_kernel_module_and_a_process_that_only_opened_the_gpu_are_in_the_way_too(
@@ -196,6 +196,16 @@ def test_a_kernel_module_and_a_process_that_only_opened_the_gpu_are_in_the_way_t
 
     assert f"pid {holder.pid} " in problem.text
     assert problem.text.endswith("kernel module nvidia_drm")
+
+
+@pytest.mark.parametrize("boards", [[("l40", 2)]])
+def test_where_no_board_has_mig_it_is_said_how_they_are_shared(node: simulator.Node) -> None:
+    config_text.write_node_config(node.store.folder, ("*",))
+
+    (finding,) = found(node, "MIG mode")
+
+    assert (finding.level, finding.text) == ("warning", "all GPUs are managed, and none of them has MIG")
+    assert finding.todo.startswith("to share them: slices in ")
 
 
 @pytest.mark.parametrize("boards", [[("rtx-pro-6000", 1), ("l40", 1)]])

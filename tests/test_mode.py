@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from command_line import Answer, here, start, until
 
+from gres_mig import config
 from gres_mig.simulator.admin import Node
+from gres_mig.state import Store
 
 BOARDS = ("--board", "h100-80", "--count", "2", "--board", "a100-40", "--board", "l40", "--board", "h100-80")
 H100, OTHER, A100, L40, UNMANAGED = range(5)
@@ -108,8 +110,17 @@ def test_a_mode_that_is_in_force_already_is_not_asked_for_again(serving: Cluster
 def test_a_gpu_may_be_named_by_pci_address(cluster: Cluster) -> None:
     address = cluster.node.hardware()["gpus"][H100]["pci"]
 
-    assert cluster.do("enable-mig", address.lower()).code == 0
+    for name in (address.lower(), address[4:], address[9:]):
+        assert cluster.do("enable-mig", name).code == 0
     assert cluster.mode(H100) == (1, 1)
+
+
+def test_who_may_only_look_sees_the_mode_too(cluster: Cluster) -> None:
+    cluster.turn("on", H100)
+
+    public = Store(config.load(node=cluster.folder), "").public()
+
+    assert [gpu["mig_current"] for gpu in public["gpus"] if gpu["uuid"] == cluster.node.uuids[H100]] == [True]
 
 
 @pytest.mark.parametrize("name", ["0", "GPU-0", "", "../../x", "MIG-1"])

@@ -246,7 +246,7 @@ def test_a_request_may_name_its_gpus_by_uuid_or_pci_address() -> None:
 def test_a_gpu_that_is_not_managed_cannot_be_named() -> None:
     request = Request(8000, gpus=("GPU-a30-0", "GPU-7"))
 
-    with pytest.raises(BadRequest, match="gpu-7 is no managed GPU of this node; managed: GPU-a30-0"):
+    with pytest.raises(BadRequest, match="GPU-7 is no managed GPU of this node; managed: GPU-a30-0"):
         choose(rooms("a30", 1), request, SETTINGS)
 
 

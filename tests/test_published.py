@@ -21,6 +21,21 @@ def test_what_was_an_owners_is_not_foreign_after_its_end(allocator: Allocator, s
     assert [record["placement"]["start"] for record in public["records"]] == [3]
 
 
+def test_what_the_driver_called_full_is_not_said_of_it_after_a_change(
+    allocator: Allocator, settings: Settings, node: Node
+) -> None:
+    """Or who may only look would be told that there is no place where one was given back."""
+    for number in range(8):
+        allocator.allocate(Owner(f"manual:{number}"), Request(8000))
+    with Store(settings, machine.boot_id(settings.simulator)).transaction() as records:
+        records.save(records.state, gpus=allocator.look())
+    full = [gpu["full_profiles"] for gpu in Store(settings, "").public()["gpus"]]
+    allocator.reclaim(Owner("manual:3"))
+
+    assert all(full)
+    assert [gpu["full_profiles"] for gpu in Store(settings, "").public()["gpus"]] == [[], []]
+
+
 def test_a_foreign_instance_is_shown_to_everybody(allocator: Allocator, settings: Settings, node: Node) -> None:
     made = node.make(1, "2g.48gb", 6)
     allocator.allocate(Owner("manual:alice"), Request(8000))

@@ -100,6 +100,14 @@ def test_a_folder_that_is_a_node_is_refused(folder: Path) -> None:
     assert (folder / "hardware.json").read_text() == before
 
 
+def test_a_driver_that_is_none_leaves_no_half_a_node(memory: Path) -> None:
+    refused = here("simulate", "create", memory / "new", "--board", "a30", "--driver", "abc")
+
+    assert refused.code == 2
+    assert "'abc' is no version of a driver" in refused.err
+    assert here("simulate", "create", memory / "new", "--board", "a30").code == 0
+
+
 def test_a_file_is_no_folder(memory: Path) -> None:
     (memory / "file").touch()
 

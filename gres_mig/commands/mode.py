@@ -17,6 +17,7 @@ from gres_mig.errors import BadRequest, Busy, GresMigError, TimedOut
 from gres_mig.machine import boot_id
 from gres_mig.mode import turn
 from gres_mig.models import Gpu, Settings
+from gres_mig.placement import names_of
 from gres_mig.state import Store
 
 _BOOT_S = 50.0
@@ -87,7 +88,7 @@ def boot(node: Node, as_json: bool) -> int:
     outcomes = _tried(errors, lambda: operate(settings, lambda allocator: allocator.reconcile())) or ()
     gpus = _tried(errors, lambda: _look(settings, errors, ends)) or ()
     shown = [_boot_one(settings, gpu, errors, ends) for gpu in gpus]
-    lines = [f"settled {len(outcomes)} records", *(_line(gpu) for gpu in shown)]
+    lines = [f"settled {len(outcomes)} record{'s' * (len(outcomes) != 1)}", *(_line(gpu) for gpu in shown)]
     if not gpus and not errors:
         lines.append("no GPU of this node is managed")
     plain = {"settled": len(outcomes), "gpus": shown, "errors": [_plain(error) for error in errors]}
@@ -108,14 +109,20 @@ def _change(node: Node, command: str, gpu: str, *, on: bool, as_json: bool) -> N
 def _turn(settings: Settings, gpu_uuid: str, *, on: bool) -> bool:
     store = _store(settings)
     # Through the allocator's own access: that is what the deadline watches.
-    return operate(settings, lambda a: turn(settings, store, a.access, gpu_uuid, on=on))
+    changed = operate(settings, lambda a: turn(settings, store, a.access, gpu_uuid, on=on))
+    if changed:
+        # For who may only look.
+        gpus = operate(settings, lambda allocator: allocator.look())
+        with store.transaction() as node:
+            node.save(node.state, gpus=gpus)
+    return changed
 
 
 def _named(settings: Settings, text: str) -> str:
     """The UUID of the GPU that an admin named by it or by PCI address; an index may be another GPU tomorrow."""
     gpus = operate(settings, lambda allocator: allocator.look(everything=True))
     for gpu in gpus:
-        if text.lower() in (gpu.uuid.lower(), gpu.pci_bus_id.lower()):
+        if text.lower() in names_of(gpu):
             return gpu.uuid
     there = ", ".join(gpu.uuid for gpu in gpus) or "none"
     raise BadRequest(f"{text!r} is no GPU of this node", hint=f"its GPUs: {there}")
@@ -166,7 +173,7 @@ def _boot_one(settings: Settings, gpu: Gpu, errors: list[GresMigError], ends: fl
 
 
 def _line(shown: dict[str, Any]) -> str:
-    said = shown["trouble"] or "MIG mode is on"
+    said = shown["trouble"] or ("MIG mode is on" if shown["mig"] else "shared by slices")
     return f"{shown['gpu_uuid']}: {said}" + (", turned on now" if shown["changed"] else "")
 
 

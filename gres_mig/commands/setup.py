@@ -16,6 +16,7 @@ from gres_mig.commands import boot_unit, node_files
 from gres_mig.errors import BadRequest, NodeFault, NotPermitted
 from gres_mig.look import look
 from gres_mig.models import Gpu, Settings
+from gres_mig.placement import names_of
 from gres_mig.service import systemd
 from gres_mig.values import replace
 
@@ -121,21 +122,16 @@ def _managed(wanted: str | None, settings: Settings, found: Sequence[Gpu]) -> tu
         return settings.managed or tuple(gpu.uuid for gpu in found if gpu.mig_current is not None)
     chosen = []
     for entry in wanted.split(","):
-        gpu = next((gpu for gpu in found if _names(entry.strip().lower(), gpu)), None)
+        gpu = next((gpu for gpu in found if entry.strip().lower() in names_of(gpu)), None)
         if gpu is None:
             there = ", ".join(gpu.uuid for gpu in found) or "none"
             raise BadRequest(f"{entry.strip()!r} is no GPU of this node", hint=f"its GPUs: {there}")
         # One that could not be read has no memory size; whether it has MIG will show when it is back.
         if gpu.mig_current is None and gpu.memory_mib:
-            raise BadRequest(f"{gpu.uuid} ({gpu.model}) cannot be managed: {gpu.trouble}")
+            hint = "to share GPUs without MIG see: docs/slices.md"
+            raise BadRequest(f"{gpu.uuid} ({gpu.model}) cannot be managed: {gpu.trouble}", hint=hint)
         chosen.append(gpu.uuid)
     return tuple(dict.fromkeys(chosen))
-
-
-def _names(entry: str, gpu: Gpu) -> bool:
-    # A PCI address with eight or four digits of domain, or none: 0000:41:00.0.
-    address = gpu.pci_bus_id.lower()
-    return entry in (gpu.uuid.lower(), address, address[4:], address.partition(":")[2])
 
 
 def _options(node: Node, settings: Settings) -> list[str]:
@@ -174,6 +170,6 @@ def _plain(gpu: Gpu, *, managed: bool) -> dict[str, Any]:
 
 
 def _line(shown: dict[str, Any]) -> str:
-    said = shown["trouble"] or "MIG mode is on"
+    said = shown["trouble"] or ("MIG mode is on" if shown["mig"] else "shared by slices")
     managed = "managed" if shown["managed"] else "not managed"
     return f"GPU {shown['index']:<2} {shown['uuid']}  {shown['model']}: {said}, {managed}"

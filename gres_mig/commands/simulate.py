@@ -102,6 +102,7 @@ def create(
     """
     pairs = [(name, int(count or 1)) for name, count in click.get_current_context().meta["boards"]]
     _refuse_a_folder_in_use(folder)
+    _refuse_what_is_no_version(version)
     chosen = _managed(managed, folder, sum(count for _, count in pairs))
     try:
         assembly.create(
@@ -153,9 +154,12 @@ def boards(as_json: bool) -> None:
     emit({"boards": shown}, "\n".join(lines), as_json=as_json)
 
 
-def _load(folder: Path, version: str) -> None:
-    if not re.fullmatch(r"[1-9][0-9]{2}(\.[0-9]+){1,2}", version):
+def _refuse_what_is_no_version(version: str | None) -> None:
+    if version and not re.fullmatch(r"[1-9][0-9]{2}(\.[0-9]+){1,2}", version):
         raise BadRequest(f"{version!r} is no version of a driver", hint="write it as nvidia-smi does: 615.10.04")
+
+
+def _load(folder: Path, version: str) -> None:
     Node(folder).configure(driver=version, nvml=f"13.{version}")
     # What a driver's memory limits need: a cgroup v2 hierarchy.
     make_folder(str(folder / "sys/fs/cgroup"))

@@ -119,13 +119,18 @@ def mig_mode(
                 "MIG mode", "problem", f"{name}: {gpu.trouble}{in_use}", f"run: gres-mig enable-mig {gpu.uuid}"
             )
         elif gpu.trouble:
+            # Of one that does not even tell its address nothing can be reset alone.
             reset = f"run: nvidia-smi --gpu-reset -i {gpu.pci_bus_id}, or reboot the node"
+            reset = reset if gpu.pci_bus_id else "run: reboot"
             todo = reset if gpu.lost else "run: dmesg | grep -i nvrm"
             yield Finding("MIG mode", "problem", f"{name}: {gpu.trouble}", todo)
         else:
             good += 1
     if good:
-        yield Finding("MIG mode", "ok", f"in force on {good} managed GPU(s)")
+        yield Finding("MIG mode", "ok", f"in force on {good} managed GPU{'s' * (good != 1)}")
+    elif settings.managed == ("*",) and gpus and all(has_no_mig(gpu) for gpu in gpus):
+        text = "all GPUs are managed, and none of them has MIG"
+        yield Finding("MIG mode", "warning", text, f"to share them: slices in {settings.config_path}; docs/slices.md")
 
 
 def capability_nodes(gpus: Sequence[Gpu], settings: Settings, root: Path) -> Iterator[Finding]:
