@@ -140,8 +140,8 @@ def asked_of(rooms: Sequence[Room], request: Request) -> Sequence[Room]:
     if not request.gpus:
         return rooms
     wanted = {name.lower(): name for name in request.gpus}
-    asked = [room for room in rooms if not names_of(room.gpu).isdisjoint(wanted)]
-    unknown = set(wanted).difference(*(names_of(room.gpu) for room in asked))
+    asked = [room for room in rooms if not _names(room.gpu).isdisjoint(wanted)]
+    unknown = set(wanted).difference(*(_names(room.gpu) for room in asked))
     if unknown:
         known = ", ".join(room.gpu.uuid for room in rooms)
         named = ", ".join(wanted[name] for name in sorted(unknown))
@@ -149,7 +149,16 @@ def asked_of(rooms: Sequence[Room], request: Request) -> Sequence[Room]:
     return asked
 
 
-def names_of(gpu: Gpu) -> set[str]:
+def named(gpus: Sequence[Gpu], text: str) -> Gpu:
+    """The one that an admin named; an index is no name, for it may be another GPU tomorrow."""
+    for gpu in gpus:
+        if text.lower() in _names(gpu):
+            return gpu
+    there = ", ".join(gpu.uuid for gpu in gpus) or "none"
+    raise BadRequest(f"{text!r} is no GPU of this node", hint=f"its GPUs: {there}")
+
+
+def _names(gpu: Gpu) -> set[str]:
     """What an admin may call it, in lower case: its UUID, or its PCI address with a domain of 8 digits, 4 or none."""
     address = gpu.pci_bus_id.lower()
     return {gpu.uuid.lower(), address, address[4:], address.partition(":")[2]} - {""}

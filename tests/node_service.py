@@ -139,6 +139,19 @@ def shared(settings: str = "") -> Iterator[Service]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture
+def cleaned(running: Service) -> Iterator[Service]:
+    """A module's `service`: the one that it runs, without what another test left on it."""
+    yield running
+    clean(running)
+
+
+@pytest.fixture
+def of_service(service: Service) -> Node:
+    """A module's `node`: that of its service."""
+    return service.node
+
+
 def clean(service: Service) -> None:
     """Give back what a test left."""
     service.node.mend()

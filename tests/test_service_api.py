@@ -26,17 +26,7 @@ def running() -> Iterator[Service]:
         yield service
 
 
-@pytest.fixture
-def service(running: Service) -> Iterator[Service]:
-    """One for all tests, without what another one left on it."""
-    yield running
-    node_service.clean(running)
-
-
-@pytest.fixture
-def node(service: Service) -> Node:
-    """That of the service."""
-    return service.node
+service, node = node_service.cleaned, node_service.of_service
 
 
 def test_a_kernel_gets_an_instance_once_and_gives_it_back_once(service: Service, node: Node) -> None:

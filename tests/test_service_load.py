@@ -35,15 +35,7 @@ def running() -> Iterator[Service]:
         yield service
 
 
-@pytest.fixture
-def service(running: Service) -> Iterator[Service]:
-    yield running
-    node_service.clean(running)
-
-
-@pytest.fixture
-def node(service: Service) -> Node:
-    return service.node
+service, node = node_service.cleaned, node_service.of_service
 
 
 def foreman(service: Service) -> int:

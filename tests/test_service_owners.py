@@ -30,20 +30,12 @@ def running() -> Iterator[Service]:
         yield service
 
 
-@pytest.fixture
-def served(running: Service) -> Iterator[Service]:
-    yield running
-    node_service.clean(running)
+service, node = node_service.cleaned, node_service.of_service
 
 
-@pytest.fixture
-def node(served: Service) -> Node:
-    return served.node
-
-
-def test_a_server_that_ends_without_a_word_leaves_nothing(served: Service, node: Node) -> None:
+def test_a_server_that_ends_without_a_word_leaves_nothing(service: Service, node: Node) -> None:
     node_service.need_root()
-    with node_service.callers(served.path) as starts:
+    with node_service.callers(service.path) as starts:
         server = starts(*node_service.user(OWNER))
         made = server.ask("PUT", at(kernel_id()), FULL)
     node_service.aged(node, OLD_S)
@@ -55,10 +47,10 @@ def test_a_server_that_ends_without_a_word_leaves_nothing(served: Service, node:
     assert node_service.records(node) == ()
 
 
-def test_a_kernel_that_outlives_its_server_keeps_its_instance_until_it_ends(served: Service, node: Node) -> None:
+def test_a_kernel_that_outlives_its_server_keeps_its_instance_until_it_ends(service: Service, node: Node) -> None:
     node_service.need_root()
     with node_service.sleeping(*node_service.user(OWNER)) as process:
-        with node_service.callers(served.path) as starts:
+        with node_service.callers(service.path) as starts:
             server, kernel = starts(*node_service.user(OWNER)), kernel_id()
             server.ask("PUT", at(kernel), FULL)
             server.ask("POST", f"{at(kernel)}/process", {"pid": process.pid})
@@ -71,21 +63,21 @@ def test_a_kernel_that_outlives_its_server_keeps_its_instance_until_it_ends(serv
     assert not node.instances()
 
 
-def test_a_server_whose_kernel_died_keeps_the_instance_for_its_restart(served: Service, node: Node) -> None:
-    kernel = make(served)
+def test_a_server_whose_kernel_died_keeps_the_instance_for_its_restart(service: Service, node: Node) -> None:
+    kernel = make(service)
     with node_service.sleeping() as process:
-        served.ask("POST", f"{at(kernel)}/process", {"pid": process.pid})
+        service.ask("POST", f"{at(kernel)}/process", {"pid": process.pid})
     node_service.aged(node, UNREPORTED_S + OLD_S)
 
     node_service.one_pass(node)
-    again = served.ask("PUT", at(kernel), FULL)
+    again = service.ask("PUT", at(kernel), FULL)
 
     assert again.status == 200
 
 
 @pytest.mark.parametrize("judge", ["the service", "gres-mig reconcile"])
-def test_a_kernel_that_is_not_reported_within_a_minute_gets_no_more(served: Service, node: Node, judge: str) -> None:
-    make(served)
+def test_a_kernel_that_is_not_reported_within_a_minute_gets_no_more(service: Service, node: Node, judge: str) -> None:
+    make(service)
 
     def settle() -> None:
         if judge == "the service":
@@ -103,20 +95,20 @@ def test_a_kernel_that_is_not_reported_within_a_minute_gets_no_more(served: Serv
     assert not node.instances()
 
 
-def test_asking_again_for_a_reported_kernel_makes_it_no_unreported_one(served: Service, node: Node) -> None:
-    kernel = make(served)
-    served.ask("POST", f"{at(kernel)}/process", {"pid": os.getpid()})
-    served.ask("PUT", at(kernel), FULL)
+def test_asking_again_for_a_reported_kernel_makes_it_no_unreported_one(service: Service, node: Node) -> None:
+    kernel = make(service)
+    service.ask("POST", f"{at(kernel)}/process", {"pid": os.getpid()})
+    service.ask("PUT", at(kernel), FULL)
     node_service.aged(node, UNREPORTED_S + OLD_S)
 
     node_service.one_pass(node)
 
-    assert served.ask("GET", at(kernel)).status == 200
+    assert service.ask("GET", at(kernel)).status == 200
 
 
-def test_a_later_process_with_the_pid_of_a_witness_is_not_that_witness(served: Service, node: Node) -> None:
-    kernel = make(served)
-    served.ask("POST", f"{at(kernel)}/process", {"pid": os.getpid()})
+def test_a_later_process_with_the_pid_of_a_witness_is_not_that_witness(service: Service, node: Node) -> None:
+    kernel = make(service)
+    service.ask("POST", f"{at(kernel)}/process", {"pid": os.getpid()})
     other = Process(os.getpid(), machine.this_process().start - 1)
     node_service.change(node, lambda record: replace(record, witnesses=(other, other)))
     node_service.aged(node, OLD_S)
@@ -140,15 +132,15 @@ def test_a_process_that_began_after_its_report_is_another_one() -> None:
     assert found.pid == process.pid
 
 
-def test_an_end_that_comes_while_the_instance_is_made_wins(served: Service, node: Node) -> None:
+def test_an_end_that_comes_while_the_instance_is_made_wins(service: Service, node: Node) -> None:
     kernel = kernel_id()
     hang = node.plant("nvmlGpuInstanceCreateComputeInstance", "hangs", count="node")
     answers: list[node_service.Answer] = []
-    thread = threading.Thread(target=lambda: answers.append(served.ask("PUT", at(kernel), FULL)))
+    thread = threading.Thread(target=lambda: answers.append(service.ask("PUT", at(kernel), FULL)))
     thread.start()
     until(lambda: node.fired(hang))
     ended: list[node_service.Answer] = []
-    ending = threading.Thread(target=lambda: ended.append(served.ask("DELETE", at(kernel))))
+    ending = threading.Thread(target=lambda: ended.append(service.ask("DELETE", at(kernel))))
     ending.start()
     until(lambda: any(type(record).__name__ == "Release" for record in node_service.records(node)))
     node.release(hang)

@@ -67,10 +67,7 @@ def running() -> Iterator[Service]:
         yield service
 
 
-@pytest.fixture
-def service(running: Service) -> Iterator[Service]:
-    yield running
-    node_service.clean(running)
+service = node_service.cleaned
 
 
 @pytest.fixture(scope="module")

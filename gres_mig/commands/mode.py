@@ -13,11 +13,12 @@ from gres_mig.allocator import Allocator
 from gres_mig.answers import emit, for_root
 from gres_mig.cli import Node, json_option, pass_node
 from gres_mig.deadline import operate
-from gres_mig.errors import BadRequest, Busy, GresMigError, TimedOut
+from gres_mig.errors import Busy, GresMigError, TimedOut
+from gres_mig.look import look, publish
 from gres_mig.machine import boot_id
 from gres_mig.mode import turn
 from gres_mig.models import Gpu, Settings
-from gres_mig.placement import names_of
+from gres_mig.placement import named
 from gres_mig.state import Store
 
 _BOOT_S = 50.0
@@ -88,6 +89,8 @@ def boot(node: Node, as_json: bool) -> int:
     outcomes = _tried(errors, lambda: operate(settings, lambda allocator: allocator.reconcile())) or ()
     gpus = _tried(errors, lambda: _look(settings, errors, ends)) or ()
     shown = [_boot_one(settings, gpu, errors, ends) for gpu in gpus]
+    if any(gpu["changed"] for gpu in shown) and time.monotonic() + settings.hardware_timeout_s <= ends:
+        _tell_everybody(settings)
     lines = [f"settled {len(outcomes)} record{'s' * (len(outcomes) != 1)}", *(_line(gpu) for gpu in shown)]
     if not gpus and not errors:
         lines.append("no GPU of this node is managed")
@@ -102,6 +105,8 @@ def _change(node: Node, command: str, gpu: str, *, on: bool, as_json: bool) -> N
     settings = for_root(node.settings, command)
     gpu_uuid = _named(settings, gpu)
     changed = _turn(settings, gpu_uuid, on=on)
+    if changed:
+        _tell_everybody(settings)
     text = f"MIG mode of {gpu_uuid} is {'on' if on else 'off'}" + ("" if changed else " (already)")
     emit({"gpu_uuid": gpu_uuid, "mig": on, "changed": changed}, text, as_json=as_json)
 
@@ -109,23 +114,16 @@ def _change(node: Node, command: str, gpu: str, *, on: bool, as_json: bool) -> N
 def _turn(settings: Settings, gpu_uuid: str, *, on: bool) -> bool:
     store = _store(settings)
     # Through the allocator's own access: that is what the deadline watches.
-    changed = operate(settings, lambda a: turn(settings, store, a.access, gpu_uuid, on=on))
-    if changed:
-        # For who may only look.
-        gpus = operate(settings, lambda allocator: allocator.look())
-        with store.transaction() as node:
-            node.save(node.state, gpus=gpus)
-    return changed
+    return operate(settings, lambda a: turn(settings, store, a.access, gpu_uuid, on=on))
+
+
+def _tell_everybody(settings: Settings) -> None:
+    """What is done is done, also where it cannot be looked at again now."""
+    _tried([], lambda: publish(settings, look(settings)))
 
 
 def _named(settings: Settings, text: str) -> str:
-    """The UUID of the GPU that an admin named by it or by PCI address; an index may be another GPU tomorrow."""
-    gpus = operate(settings, lambda allocator: allocator.look(everything=True))
-    for gpu in gpus:
-        if text.lower() in names_of(gpu):
-            return gpu.uuid
-    there = ", ".join(gpu.uuid for gpu in gpus) or "none"
-    raise BadRequest(f"{text!r} is no GPU of this node", hint=f"its GPUs: {there}")
+    return named(operate(settings, lambda allocator: allocator.look(everything=True)), text).uuid
 
 
 def _store(settings: Settings) -> Store:

@@ -16,7 +16,7 @@ from gres_mig.commands import boot_unit, node_files
 from gres_mig.errors import BadRequest, NodeFault, NotPermitted
 from gres_mig.look import look
 from gres_mig.models import Gpu, Settings
-from gres_mig.placement import names_of
+from gres_mig.placement import named
 from gres_mig.service import systemd
 from gres_mig.values import replace
 
@@ -122,10 +122,7 @@ def _managed(wanted: str | None, settings: Settings, found: Sequence[Gpu]) -> tu
         return settings.managed or tuple(gpu.uuid for gpu in found if gpu.mig_current is not None)
     chosen = []
     for entry in wanted.split(","):
-        gpu = next((gpu for gpu in found if entry.strip().lower() in names_of(gpu)), None)
-        if gpu is None:
-            there = ", ".join(gpu.uuid for gpu in found) or "none"
-            raise BadRequest(f"{entry.strip()!r} is no GPU of this node", hint=f"its GPUs: {there}")
+        gpu = named(found, entry.strip())
         # One that could not be read has no memory size; whether it has MIG will show when it is back.
         if gpu.mig_current is None and gpu.memory_mib:
             hint = "to share GPUs without MIG see: docs/slices.md"

@@ -56,15 +56,15 @@ class MigProvisioner(LocalProvisioner):
         env = _without_claims(kwargs.get("env", os.environ))
         self._notebook = env.get("JPY_SESSION_NAME", "")
         node = this_server(self.node_config)
-        restarts = self._restarts = self._on is not None
+        self._restarts = self._on is not None
         try:
-            given = await self._given(node, restarts)
+            given = await self._given(node)
             kwargs = await super().pre_launch(**{**kwargs, "env": env})
             # After the kernel spec's own variables.
             kwargs["env"] = added(given["environment"], kwargs["env"])
         except GresMigError as error:
             # A refused ask leaves nothing, nor does one that never got there; another failure may have begun something.
-            if restarts or (error.fault is Fault.NODE and error.code not in _NOTHING_BEGUN):
+            if self._restarts or (error.fault is Fault.NODE and error.code not in _NOTHING_BEGUN):
                 await self._give_back()
             else:
                 self._forget()
@@ -116,7 +116,7 @@ class MigProvisioner(LocalProvisioner):
         if not restart:
             await self._give_back()
 
-    async def _given(self, node: Node, restarts: bool) -> dict[str, Any]:
+    async def _given(self, node: Node) -> dict[str, Any]:
         memory, profile = self._request(node)
         if self._ending is not None and self._ending.get_loop() is asyncio.get_running_loop():
             # What a given-up kernel had is on its way back: not to be overtaken, or it would take the new one along.
@@ -127,7 +127,7 @@ class MigProvisioner(LocalProvisioner):
         try:
             return await node.allocate(self.kernel_id, memory=memory, profile=profile)
         except GresMigError:
-            kept = await self._kept(node) if restarts else None
+            kept = await self._kept(node) if self._restarts else None
             if kept is None or kept["state"] != "allocated":
                 raise
             # A restart needs nothing new: neither a GPU that answers nor one that takes new work.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gres_mig import config_text
 from gres_mig.models import Settings
+from gres_mig.values import replace
 from gres_mig_slurm import gate_lines, wanted
 from gres_mig_slurm.conf_lines import Conf
 from gres_mig_slurm.files import File, planned
@@ -24,7 +25,7 @@ def chosen(conf: Conf, settings: Settings) -> File | None:
     file = planned(settings.config_path, "")
     if file.before is None or config_text.says(file.before, "admission"):
         return None
-    return planned(settings.config_path, config_text.saying(file.before, "admission", "gates"))
+    return replace(file, text=config_text.saying(file.before, "admission", "gates"))
 
 
 def _wants_gates(conf: Conf) -> bool:

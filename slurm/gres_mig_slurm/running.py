@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from gres_mig.values import Value
 from gres_mig_slurm import conf_lines, controller, wanted
-from gres_mig_slurm.conf_lines import Conf
+from gres_mig_slurm.conf_lines import Conf, Line
 
 _FIELD = re.compile(r"([A-Za-z_]+)=(\S*)")
 RESTART = "restart slurmd on every node, then slurmctld"
@@ -51,14 +51,13 @@ class Cluster(Value):
     def todo(self, key: str, needed: Callable[[str], str]) -> str:
         """What makes that key be in force as it is needed; `needed` says that of what the file has."""
         line = self.conf.setting(key)
-        now = (line.get(key) or "") if line else self.value(key)
-        if line and wanted.is_same(now, needed(now)):
-            return f"{line.where} says so already; {RESTART}"
-        return f"{line.where if line else self.conf.path}: {key}={needed(now)}"
+        return self._todo(line, key, needed, "" if line else self.value(key))
 
     def node_todo(self, node: str, key: str, needed: Callable[[str], str], now: str) -> str:
         """What makes that key of a node be as it is needed; `now` is what the controller says of it."""
-        line = conf_lines.line_of(self.conf, node)
+        return self._todo(conf_lines.line_of(self.conf, node), key, needed, now)
+
+    def _todo(self, line: Line | None, key: str, needed: Callable[[str], str], now: str) -> str:
         said = line.get(key) if line else None
         if line and said and wanted.is_same(said, needed(said)):
             return f"{line.where} says so already; {RESTART}"

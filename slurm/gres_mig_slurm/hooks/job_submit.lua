@@ -288,16 +288,16 @@ local function keep_off(job_desc, nodes, part_list)
   if (least <= 1 or least == NO_VAL) and (tasks <= 1 or tasks == NO_VAL) then
     return
   end
-  local seen = {}
+  local found, seen = {}, {}
   for _, part in pairs(part_list) do
     for _, each in ipairs(placeholders_in(part.nodes or "")) do
       if not seen[each] then
         seen[each] = true
-        nodes = (nodes or "") ~= "" and nodes .. "," .. each or each
-        job_desc.exc_nodes = nodes
+        table.insert(found, each)
       end
     end
   end
+  exclude(job_desc, nodes, found)
 end
 
 local function submit(job_desc, part_list)
